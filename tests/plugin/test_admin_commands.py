@@ -1,4 +1,8 @@
-"""Tests of Admin in fairseq's programs: it is profiled once, before the optimiser is built, and never again."""
+"""Tests of Admin in fairseq's programs: it is profiled once, before the optimiser is built, and never again.
+
+A profile measures the variance of every residual branch on a batch, from which the branch's omega follows (Liu et al.
+2020). It comes from `deepnet profile`, in a file, or from the training itself by --admin-profile auto.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,19 @@ from ..support.helpers import run
 from ..support.logs import TRANSLATE, hypotheses, losses
 
 ADMIN = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2", "--method", "admin")
-BRANCHES = 3 * 2 + 2 * 3  # of three encoder layers and two decoder layers
+BRANCHES = 3 * 2 + 2 * 3  # an encoder layer has two, a decoder layer three
+TEST_SENTENCES = 20
 PROFILED = "admin profile"  # in a line of the log wherever a model is profiled, or a profile is read
 
 
 class Profile(NamedTuple):
-    path: Path
+    path: Path  # a JSON file: "omega" -> branch, as "decoder.2.ffn" -> number
     printed: str  # by the command that wrote it
 
 
 class Trained(NamedTuple):
     checkpoint: Path
-    printed: str
+    printed: str  # the log
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +57,12 @@ def trained_with_auto(data, tmp_path_factory) -> Trained:
 
 
 @pytest.fixture
-def train_with_profile(data):
-    """Provide a function that makes three updates with a profile from a file, and returns what is printed."""
+def losses_with_profile(data):
+    """Provide a function that trains with a profile from a file, and returns the losses of three updates."""
 
-    def train(path) -> str:
+    def train(path) -> dict[int, float]:
         flags = ("--admin-profile", path, "--max-update", "3", "--no-save")
-        return run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, *flags).stdout
+        return losses(run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, *flags).stdout)
 
     return train
 
@@ -65,31 +70,32 @@ def train_with_profile(data):
 def test_deepnet_profile_writes_an_omega_for_every_branch(profile):
     assert len(json.loads(profile.path.read_text())["omega"]) == BRANCHES
     assert str(profile.path) in profile.printed
-    assert "INFO | fairseq." not in profile.printed
+    assert "INFO | fairseq." not in profile.printed  # no log of a training
 
 
 def test_a_training_with_auto_logs_the_profile_once(trained_with_auto):
     (line,) = [line for line in trained_with_auto.printed.splitlines() if PROFILED in line]
 
     assert "auto" in line
-    assert "encoder 1 to" in line  # omega of the first branch
+    assert "encoder 1 to" in line  # omega of the first branch, which is 1, and the largest
 
 
-def test_a_profile_from_a_file_trains_as_auto(profile, trained_with_auto, train_with_profile):
-    assert losses(train_with_profile(profile.path)) == losses(trained_with_auto.printed)
+def test_a_profile_from_a_file_trains_as_auto(profile, trained_with_auto, losses_with_profile):
+    assert losses_with_profile(profile.path) == losses(trained_with_auto.printed)
 
 
-def test_another_omega_in_the_file_changes_the_training(profile, trained_with_auto, train_with_profile, tmp_path):
+def test_another_omega_in_the_file_changes_the_training(profile, trained_with_auto, losses_with_profile, tmp_path):
     content = json.loads(profile.path.read_text())
     content["omega"]["decoder.2.ffn"] *= 2
     path = tmp_path / "other.json"
     path.write_text(json.dumps(content))
 
-    assert losses(train_with_profile(path)) != losses(trained_with_auto.printed)
+    assert losses_with_profile(path) != losses(trained_with_auto.printed)
 
 
 @pytest.mark.parametrize("flags", [("--admin-profile", "no-longer-there.json"), ()], ids=["a missing file", "no flag"])
 def test_resuming_does_not_profile(flags, data, trained_with_auto):
+    """omega is in the checkpoint, of update 3: the flag is not needed, nor its file."""
     resume = ("--max-update", "4", "--no-save", "--restore-file", trained_with_auto.checkpoint)
 
     printed = run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, *resume, *flags).stdout
@@ -101,7 +107,7 @@ def test_resuming_does_not_profile(flags, data, trained_with_auto):
 def test_translating_does_not_profile(data, trained_with_auto):
     printed = run("fairseq-generate", data, *TRANSLATE, "--path", trained_with_auto.checkpoint).stdout
 
-    assert len(hypotheses(printed)) == 20
+    assert len(hypotheses(printed)) == TEST_SENTENCES
     assert PROFILED not in printed
 
 
@@ -117,15 +123,16 @@ def test_a_profile_of_another_depth_is_refused(data, profile, tmp_path):
 
     done = run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, *flags, check=False)
 
-    assert_one_line(done, f"--admin-profile {profile.path}", "encoder layers 3", "has 4")
+    assert_one_line(done, f"--admin-profile {profile.path}", " 3", " 4")  # encoder layers of the profile and the model
 
 
 def random_states() -> tuple:
+    """Return the states of the generators of Python and numpy, of which fairseq draws the order of batches."""
     return random.getstate(), numpy.random.get_state()[1].tolist()
 
 
 def test_the_profiled_batch_is_the_first_one_trained_on(data):
-    """The profiled batch is the first training batch of fairseq's own iterator, which draws as without it."""
+    """It is taken from fairseq's own iterator, which then draws the same random numbers as without a profile."""
     words = [str(data), *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--seed", "7"]
     trainer = build_trainer(parse_training_flags(words))
     epoch = trainer.get_train_iterator(epoch=1)

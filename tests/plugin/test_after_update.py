@@ -1,6 +1,12 @@
-"""Tests of Method.after_update, which reaches float32 weights, model and checkpoint, with nGPT as example."""
+"""Tests of Method.after_update, which changes the weights after each update, with nGPT as example.
+
+The change has to reach the model, the optimiser's float32 copy of weights in half precision, and the checkpoint.
+nGPT divides rows or columns of weight matrices by their length (Loshchilov et al. 2024, section 2.6).
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import pytest
 
@@ -12,13 +18,22 @@ from ..support.helpers import ROOT
 NGPT = ("--user-dir", ROOT / "scripts" / "ngpt", "--method", "ngpt", "--max-update", 3)
 OURS = ("--optimizer", "deepnet_adam")
 ZERO = (*OURS, "--zero-sharding", "os")
-FLOAT32, HALF = 1e-6, 4e-3  # largest differences of a length from 1
-CASES = {  # name -> processes, flags, tolerance
-    "float32": (1, (), FLOAT32),
-    "fp16": (1, ("--fp16", "--optimizer", "adam"), HALF),
-    "bf16": (1, ("--bf16", *OURS), HALF),
-    "ZeRO": (2, ZERO, FLOAT32),
-    "ZeRO in fp16": (2, ("--fp16", *ZERO), HALF),
+FLOAT32 = 1e-6  # largest difference of a length from 1
+HALF = 4e-3  # the same of weights in half precision
+
+
+class Case(NamedTuple):
+    processes: int
+    flags: tuple[str, ...]
+    tolerance: float
+
+
+CASES = {
+    "float32": Case(1, (), FLOAT32),
+    "fp16": Case(1, ("--fp16", "--optimizer", "adam"), HALF),
+    "bf16": Case(1, ("--bf16", *OURS), HALF),
+    "ZeRO": Case(2, ZERO, FLOAT32),
+    "ZeRO in fp16": Case(2, ("--fp16", *ZERO), HALF),
 }
 
 
@@ -28,19 +43,20 @@ def train_ngpt(data, folder, *flags, processes: int = 1, check: bool = True) -> 
     ranks.train(processes, folder / "log", data, *words, check=check)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_weights_of_ngpt_stay_on_the_sphere(case, data, tmp_path):
-    """The weights of every feature in the ffn keep length 1: rows of fc1, and columns of fc2."""
-    processes, flags, tolerance = CASES[case]
+    """Each feature of a feed-forward network's hidden layer has weights of length 1, in fc1 and in fc2.
 
-    train_ngpt(data, tmp_path, *flags, processes=processes)
+    fc1 is (features, width), fc2 (width, features).
+    """
+    train_ngpt(data, tmp_path, *case.flags, processes=case.processes)
 
     matrices = {name: weight for name, weight in weights(tmp_path / "checkpoint_last.pt").items() if "fc" in name}
     assert matrices
     for name, weight in matrices.items():
-        features = 0 if "fc2" in name else 1
-        lengths = weight.float().norm(dim=features)
-        assert (lengths - 1).abs().max() < tolerance, name
+        dimension_of_width = 0 if "fc2" in name else 1
+        lengths = weight.float().norm(dim=dimension_of_width)
+        assert (lengths - 1).abs().max() < case.tolerance, name
 
 
 def test_weights_without_a_float32_copy_are_refused(data, tmp_path):

@@ -1,4 +1,7 @@
-"""Tests that a loss which changes its batch, as R-Drop's does, changes it for nobody else."""
+"""Tests that a loss which changes its batch changes it for nobody else.
+
+fairseq's R-Drop loss does so: it replaces the batch's tensors by two copies of each, one below the other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ BLEU = ("--eval-bleu", "--eval-bleu-args", '{"beam": 1, "max_len_b": 10}')
 
 
 def bleu_statistics(data, folder, *flags) -> dict:
-    """Return what the validation of a training batch logs of its translations, by an untrained model."""
+    """Return what the validation of a training batch logs for BLEU, counts of n-grams and lengths, by a new model."""
     training = Training(data, folder, *TINY, *BLEU, *flags)
     training.model.eval()
     criterion = training.trainer.criterion.eval()
@@ -27,7 +30,7 @@ def test_bleu_beside_rdrop_equals_bleu_beside_another_loss(data, tmp_path):
     expected = bleu_statistics(data, tmp_path / "plain")
     statistics = bleu_statistics(data, tmp_path / "rdrop", *RDROP)
 
-    assert expected["_bleu_ref_len"] > 0
+    assert expected["_bleu_ref_len"] > 0  # words of the references
     assert statistics == expected
 
 
@@ -41,8 +44,11 @@ def test_rdrop_trains_with_a_validation_of_bleu(data, tmp_path):
     assert last["extra_state"]["val_loss"] > 0
 
 
+# Two functions in the place of a criterion's forward
+
+
 def spoil_structure(model, sample, reduce=True):
-    """Compute a loss in place of a criterion; replace a tensor of the batch, and then remove all that it holds."""
+    """Return some loss; replace a tensor of the batch, and then remove all that it holds."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     loss = sum(weight.sum() for weight in weights)
     sample["net_input"]["src_tokens"] = torch.cat([sample["net_input"]["src_tokens"]] * 2)
@@ -52,14 +58,15 @@ def spoil_structure(model, sample, reduce=True):
 
 
 def spoil_numbers(model, sample, reduce=True):
-    """Spoil the numbers of the batch's tensors in place too."""
+    """Return some loss; change the numbers of the batch's tensors in place, and then do as spoil_structure."""
     sample["target"].fill_(0)
     sample["net_input"]["src_tokens"].add_(1)
     return spoil_structure(model, sample)
 
 
 @pytest.fixture
-def training(data, tmp_path):
+def training(data, tmp_path) -> Training:
+    """Provide a training of a small translator before its first update."""
     return Training(data, tmp_path, *TINY)
 
 
@@ -74,7 +81,7 @@ def test_a_batch_survives_a_training_step_with_a_loss_that_empties_it(training):
 
 
 def test_a_batch_survives_a_validation_with_a_loss_that_changes_its_numbers(training):
-    """Only after a validation are the numbers of a batch read again, by --eval-bleu."""
+    """After a training step nobody reads the numbers of a batch again, but --eval-bleu does after a validation."""
     sample = next(training.batches)
     before = utils.apply_to_sample(torch.clone, sample)
     training.trainer.criterion.forward = spoil_numbers

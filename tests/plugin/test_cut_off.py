@@ -17,9 +17,11 @@ from ..faults.life import saved
 from ..support.corpora import make_data
 from ..support.helpers import run
 
-HEARTBEAT = 5  # seconds, --heartbeat-timeout
+HEARTBEAT = 5  # seconds, --heartbeat-timeout: after so long without a sign of the others a process ends
 MARGIN = 20  # seconds, for the end of a program on a busy machine
-UPDATES = 40
+UPDATES = 40  # of the whole training
+SAVE_INTERVAL = 3  # updates, of the campaign's flags
+CUT_AFTER = 2 * SAVE_INTERVAL  # updates
 PROGRAMS = Path(sys.executable).parent
 SILENT = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
@@ -33,11 +35,12 @@ class Host:
         self.interface = f"cable{number}"
         self.sleeper = subprocess.Popen([*words, "sleep", "infinity"], **SILENT)
         name = Path(f"/proc/{self.sleeper.pid}/comm")
+        # until the command has made the namespace, and its process has become `sleep`
         while self.sleeper.poll() is None and name.read_text().strip() != "sleep":
             time.sleep(0.01)
 
     def command(self, *words) -> list[str]:
-        """Return the words that run a command on this host."""
+        """Return the words that run a command in this host's namespace."""
         place = ("--target", self.sleeper.pid, "--user", "--preserve-credentials", "--net")
         return ["nsenter", *map(str, place), *map(str, words)]
 
@@ -83,13 +86,26 @@ def train_on_both(hosts: list[Host], flags: list[str], logs: list[Path]) -> list
     return [host.train(flags, log) for host, log in zip(hosts, logs, strict=True)]
 
 
-def wait_for_line(processes: list[subprocess.Popen], log: Path, words: str) -> None:
+def wait_for_words(processes: list[subprocess.Popen], log: Path, words: str) -> None:
     """Wait until the log contains `words`; no process may end before."""
     deadline = time.monotonic() + 60
     while words not in log.read_text():
         assert time.monotonic() < deadline, log.read_text()
-        assert [process.poll() for process in processes] == [None] * len(processes), log.read_text()
+        for process in processes:
+            assert process.poll() is None, log.read_text()
         time.sleep(0.005)
+
+
+def assert_ended_in_a_line(log: Path, rank: int, folder: Path) -> None:
+    """Check that the log's error is a line of this rank about the folder, and no traceback before it.
+
+    A traceback after the line is torchrun's own.
+    """
+    before, _, after = log.read_text().partition("fairseq-train: error: ")
+    line, _, _ = after.partition("\n")
+    assert line.startswith(f"process {rank} of 2: "), before
+    assert str(folder) in line
+    assert "Traceback" not in before
 
 
 @pytest.mark.slow
@@ -101,21 +117,18 @@ def test_hosts_cut_off_from_each_other_stop_in_time_and_resume(hosts, tmp_path):
     flags_of_all = ("--optimizer", "adam", "--heartbeat-timeout", HEARTBEAT)
     flags = words_of(data, UPDATES, folder, flags_of_all)
 
-    # the cable is cut after the save at update 6, the second one
+    # the cable is cut once the second save has ended
     logs = [tmp_path / f"{host.number}.log" for host in hosts]
     processes = train_on_both(hosts, flags, logs)
-    wait_for_line(processes, logs[0], "epoch 1 @ 6 updates, score")
+    wait_for_words(processes, logs[0], f"epoch 1 @ {CUT_AFTER} updates, score")  # fairseq's line of a save
     hosts[1].switch_cable("down")
 
-    assert [process.wait(HEARTBEAT + MARGIN) for process in processes] == [1, 1]
+    for process in processes:
+        assert process.wait(HEARTBEAT + MARGIN) == 1
     for rank, log in enumerate(logs):
-        before, _, after = log.read_text().partition("fairseq-train: error: ")
-        line, _, _ = after.partition("\n")
-        assert line.startswith(f"process {rank} of 2: "), before
-        assert str(folder) in line
-        assert "Traceback" not in before  # a traceback after it is torchrun's own
+        assert_ended_in_a_line(log, rank, folder)
     last_update = states.check(folder, at_least=saved(logs[0].read_text()))
-    assert last_update >= 6
+    assert last_update >= CUT_AFTER
     assert last_update < UPDATES
 
     # the cable is joined and the training started again
@@ -123,9 +136,10 @@ def test_hosts_cut_off_from_each_other_stop_in_time_and_resume(hosts, tmp_path):
     logs = [tmp_path / f"{host.number}-again.log" for host in hosts]
     processes = train_on_both(hosts, flags, logs)
 
-    assert [process.wait(60) for process in processes] == [0, 0], logs[0].read_text()
+    for process in processes:
+        assert process.wait(60) == 0, logs[0].read_text()
     assert "Loaded checkpoint" in logs[0].read_text()
-    assert "@ 3 updates" not in logs[0].read_text()
+    assert f"@ {SAVE_INTERVAL} updates" not in logs[0].read_text()  # the first save of a training from the beginning
 
     # a training that nothing has disturbed
     undisturbed = tmp_path / "undisturbed"

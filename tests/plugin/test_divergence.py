@@ -1,4 +1,7 @@
-"""Tests of divergence: every case has a known place where numbers stop being finite."""
+"""Tests of divergence: a training whose numbers stop being finite ends in a line that names the first place.
+
+Every case has a known place.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from ..support.diverging import TINY, WILD, Poison, Training, train
 
 
 def beginning(update: int, kind: str) -> str:
-    """Return how the line for a divergence begins; scripts look for these words."""
+    """Return how the line for a divergence begins; scripts look for these words. kind: LOSS or another constant."""
     return f"diverged at update {update}: {kind}"
 
 
@@ -39,20 +42,20 @@ def test_the_branch_with_a_broken_weight_is_named(method, data, tmp_path):
     for stack in (training.model.encoder, training.model.decoder):
         for layer in stack.layers:
             weights += layer.weights()
-    drawn = 7 * sorted(METHODS).index(method) % len(weights)  # covers all branches and roles over the methods
-    broken = weights[drawn]
+    broken = weights[7 * sorted(METHODS).index(method) % len(weights)]  # all methods together cover every branch
     with torch.no_grad():
         broken.linear.weight[3, 5] = math.nan
 
     line = training.diverge()
 
     assert_diverged(line, update=2, kind=LOSS, place=f"{broken.site} ({FORWARD})")
-    assert list(tmp_path.iterdir()) == [], "no crash.pt"
+    assert list(tmp_path.iterdir()) == []  # no crash.pt, which fairseq would write
 
 
 def test_a_layer_of_fairseqs_own_model_is_named_by_its_module(data, tmp_path):
-    """A divergence of fairseq's own model at the floor of the --amp loss scale is named by its module."""
-    training = Training(data, tmp_path, "--arch", "transformer", *TINY[2:], "--amp", "--min-loss-scale", "100")
+    """--amp begins with a loss scale of 128, which one overflow halves to below its floor."""
+    sizes = TINY[2:]  # TINY without its --arch
+    training = Training(data, tmp_path, "--arch", "transformer", *sizes, "--amp", "--min-loss-scale", "100")
     with torch.no_grad():
         training.model.decoder.layers[0].fc1.bias[0] = math.inf
 
@@ -61,8 +64,9 @@ def test_a_layer_of_fairseqs_own_model_is_named_by_its_module(data, tmp_path):
     assert_diverged(line, update=1, kind=FLOOR, place=f"decoder.layers.0.fc1 ({FORWARD})")
 
 
-def test_a_gradient_that_is_not_finite_behind_a_finite_forward_pass(data, tmp_path):
+def test_the_branch_is_named_whose_gradient_alone_is_not_finite(data, tmp_path):
     training = Training(data, tmp_path, *TINY, "--checkpoint-activations")
+    # Poison passes its input on, and returns NaN as its gradient
     training.model.decoder.layers[0].fc2.register_forward_hook(lambda module, inputs, y: Poison.apply(y))
 
     line = training.diverge()
@@ -70,8 +74,8 @@ def test_a_gradient_that_is_not_finite_behind_a_finite_forward_pass(data, tmp_pa
     assert_diverged(line, update=1, kind=GRADIENTS, place=f"decoder.1.ffn ({BACKWARD})")
 
 
-def test_a_loss_that_is_not_finite_with_gradients_that_are(data, tmp_path, monkeypatch):
-    """A loss that is not finite is reported with finite gradients too, and when the search for the place fails."""
+def test_an_infinite_loss_is_reported_where_the_search_for_its_place_fails(data, tmp_path, monkeypatch):
+    """All gradients are finite here, as infinity is added to the finished loss."""
     training = Training(data, tmp_path, *TINY)
     criterion = training.trainer.criterion
     compute_loss = criterion.compute_loss
@@ -80,7 +84,7 @@ def test_a_loss_that_is_not_finite_with_gradients_that_are(data, tmp_path, monke
         return tuple(loss + math.inf for loss in compute_loss(*args, **kwargs))
 
     monkeypatch.setattr(criterion, "compute_loss", compute_infinite_loss)
-    monkeypatch.setattr(divergence, "repeat_update", None)
+    monkeypatch.setattr(divergence, "repeat_update", None)  # the search raises a TypeError
 
     line = training.diverge()
 
@@ -88,21 +92,22 @@ def test_a_loss_that_is_not_finite_with_gradients_that_are(data, tmp_path, monke
 
 
 def test_only_an_overflow_at_the_floor_of_the_loss_scale_is_a_divergence(data, tmp_path):
-    """Overflows are skipped while the loss scale falls; an overflow at its floor is a divergence."""
+    """Updates that overflow are skipped and halve the loss scale; fairseq raises an error where it would reach 1."""
     training = Training(data, tmp_path, *TINY, "--fp16", "--fp16-init-scale", "32", "--min-loss-scale", "1")
     optimizer = training.trainer.optimizer
-    optimizer.clip_grad_norm = lambda *_, **__: optimizer.scaler.check_overflow(math.inf)
+    optimizer.clip_grad_norm = lambda *_, **__: optimizer.scaler.check_overflow(math.inf)  # in each update
 
     for _scale in (32, 16, 8, 4):
         training.step()
-    assert training.trainer.get_num_updates() == 0
+    updates_made = training.trainer.get_num_updates()
+    line = training.diverge()  # at scale 2
 
-    line = training.diverge()
+    assert updates_made == 0
     assert line.startswith(beginning(update=1, kind=FLOOR))
 
 
 def test_weights_that_are_not_finite_replace_no_checkpoint(data, tmp_path, monkeypatch, capsys):
-    """Weights that are not finite replace no checkpoint: the save finds them, and the program ends in one line."""
+    """The save finds them, and the program ends in one line and with a status of its own."""
     train(data, tmp_path, *TINY, "--max-update", "1")
     good = (tmp_path / "checkpoint_last.pt").read_bytes()
     set_num_updates = Trainer.set_num_updates
@@ -127,6 +132,7 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(data, tmp_path, monke
 
 @pytest.mark.smoke
 def test_two_processes_that_diverge_end_together_with_one_line(data, tmp_path):
+    """WILD diverges at update 3 of 4."""
     flags = ("--max-update", "4", "--max-tokens", "20000", "--batch-size", "200", "--save-dir", tmp_path)
 
     ranks.train(2, tmp_path / "log", data, *TRAIN_FLAGS, *WILD, *flags, check=False, timeout=100)
@@ -137,8 +143,8 @@ def test_two_processes_that_diverge_end_together_with_one_line(data, tmp_path):
 
 
 def test_norms_of_several_gpus_that_are_not_finite_are_no_inconsistency(monkeypatch):
-    """Gradient norms of several GPUs that are not finite are a divergence, not fairseq's fatal inconsistency."""
-    trainer = DeepTrainer.__new__(DeepTrainer)
+    """fairseq compares the norms of all GPUs, and ends with an error if they differ or are not finite."""
+    trainer = DeepTrainer.__new__(DeepTrainer)  # without the data and model that its __init__ needs
     trainer.cfg = SimpleNamespace(common=SimpleNamespace(amp=False))
     trainer.probes = None
     trainer._num_updates = 6

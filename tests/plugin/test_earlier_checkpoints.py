@@ -1,4 +1,8 @@
-"""Tests that checkpoints of an earlier version load, resume and translate as before; see golden/training.py."""
+"""Tests that checkpoints of an earlier version load, resume and translate as before.
+
+golden/checkpoints holds a checkpoint of four updates for each kind of training in golden/training.py; what they were
+trained and translated to then stands in golden/expected.json.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +18,29 @@ from deepnet_fairseq.cli import main
 from ..golden.training import CHECKPOINTS, DATA, GOLDEN, KINDS, RESUMED, train, translate
 from ..support.errors import refused
 
-EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
-GATHERS_SHARDS = "45b0f76"  # commit
-
-
-def tokens_of(hypothesis: str) -> str:
-    """Return the tokens of a hypothesis, which follow its score."""
-    return hypothesis.split("\t")[1]
+EXPECTED = json.loads((GOLDEN / "expected.json").read_text())  # kind -> "losses", "translations"
+GATHERS_SHARDS = "45b0f76"  # last commit that reads checkpoints in shards
 
 
 def score_of(hypothesis: str) -> float:
-    return float(hypothesis.split("\t")[0])
+    """Return the score of a hypothesis, which is "SCORE<tab>TOKENS"."""
+    score, _tokens = hypothesis.split("\t")
+    return float(score)
+
+
+def tokens_of(hypothesis: str) -> str:
+    _score, tokens = hypothesis.split("\t")
+    return tokens
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_an_earlier_checkpoint_resumes_with_the_recorded_losses(kind, tmp_path):
-    """A golden checkpoint resumes with the recorded losses of updates 5 to 8, to three decimals."""
+    """A golden checkpoint resumes with the recorded losses of updates 5 to 8, which are logged to three decimals."""
     shutil.copytree(CHECKPOINTS / kind, tmp_path, dirs_exist_ok=True)
 
-    assert train(kind, tmp_path, RESUMED) == pytest.approx(EXPECTED[kind]["losses"], abs=0.0021)
+    losses = train(kind, tmp_path, updates=RESUMED)
+
+    assert losses == pytest.approx(EXPECTED[kind]["losses"], abs=0.0021)
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
@@ -49,12 +57,12 @@ def test_an_earlier_checkpoint_translates_as_recorded(kind):
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_an_earlier_checkpoint_translates_as_recorded_after_export(kind, tmp_path):
-    """A golden checkpoint translates as recorded after averaging and export, EMA and language tags included."""
+    """The export is a checkpoint of fairseq's own transformer; EMA and language tags are among the kinds."""
     mean = tmp_path / "mean.pt"
-    plain = tmp_path / "checkpoint_last.pt"
+    exported = tmp_path / "checkpoint_last.pt"
     main(["average", str(CHECKPOINTS / kind / "checkpoint_last.pt"), "--out", str(mean)])
-    main(["export", str(mean), "--to", "transformer", "--out", str(plain)])
-    assert torch.load(plain)["cfg"]["model"]["_name"] == "transformer"
+    main(["export", str(mean), "--to", "transformer", "--out", str(exported)])
+    assert torch.load(exported)["cfg"]["model"]["_name"] == "transformer"
 
     translations = translate(kind, tmp_path)
 
@@ -67,10 +75,10 @@ def test_an_earlier_checkpoint_translates_as_recorded_after_export(kind, tmp_pat
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_an_earlier_checkpoint_exports_to_ctranslate2(kind, tmp_path):
     mean = tmp_path / "mean.pt"
-    data = DATA / ("many" if kind == "multilingual" else "pair")
     main(["average", str(CHECKPOINTS / kind / "checkpoint_last.pt"), "--out", str(mean)])
-
+    data = DATA / ("many" if kind == "multilingual" else "pair")
     out = tmp_path / "ct2"
+
     main(["export", str(mean), "--to", "ctranslate2", "--out", str(out), "--data", str(data), "--subwords", "none"])
 
     assert (out / "model.bin").is_file()
@@ -85,5 +93,5 @@ def test_a_checkpoint_in_shards_is_refused_with_the_commit_that_gathers_them():
     assert GATHERS_SHARDS in caught.value.way_out
 
 
-def test_every_kind_has_its_checkpoint():
+def test_every_kind_of_training_has_its_golden_checkpoint():
     assert sorted(KINDS) == sorted(path.name for path in CHECKPOINTS.iterdir())

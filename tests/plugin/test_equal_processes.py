@@ -1,4 +1,7 @@
-"""Tests that several processes, with DDP or ZeRO, train the same model as one process, for all kinds of model."""
+"""Tests that several processes, with DDP or ZeRO, train the same model as one process, for all kinds of model.
+
+DDP adds up the processes' gradients; ZeRO (--zero-sharding os) also divides the optimiser's state among them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from ..support.lm_trainings import FLAGS, KINDS, make_text
 MODEL = (
     "--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "3", "--encoder-embed-dim", "24",
     "--encoder-ffn-embed-dim", "40", "--encoder-attention-heads", "3", "--dropout", "0", "--max-tokens", "400",
-    "--adam-eps", "1e-6",
+    "--adam-eps", "1e-6",  # larger than fairseq's, so that rounding in tiny gradients makes no steps
 )  # fmt: skip
 UPDATES = 12
 BATCHES_AN_UPDATE = 4  # over all processes
@@ -36,7 +39,11 @@ class Trained(NamedTuple):
 
 
 def train(folder, words, processes: int, updates: int) -> Trained:
-    """Train up to a number of updates on a number of processes, in a folder that may hold a checkpoint."""
+    """Train in a folder, from its checkpoint if it has one, until there are so many updates.
+
+    words: data and flags of fairseq-train. The losses are those of the folder's log, which earlier trainings there have
+    begun.
+    """
     folder.mkdir(exist_ok=True)
     flags = ("--max-update", updates, "--save-dir", folder)
     rows = ranks.train(processes, folder / "log", *words, *flags)
@@ -53,7 +60,7 @@ def train_translator_on(folder, data, method: str, *flags, processes: int, updat
 
 @pytest.fixture(scope="module")
 def train_alone(data, tmp_path_factory):
-    """Provide a function method -> training on one process, made once."""
+    """Provide a function method -> training on one process, made once for each method."""
 
     def train_once(method: str) -> Trained:
         return train_translator_on(tmp_path_factory.mktemp("alone"), data, method, processes=1)
@@ -67,11 +74,11 @@ def assert_same_losses(losses: list[float], expected: list[float]) -> None:
 
 
 def assert_same_tensors(tensor: torch.Tensor, expected: torch.Tensor) -> None:
-    """Check that two tensors are equal but for the few units whose ReLU lies at its edge."""
+    """Check that two tensors are equal but for rounding, which a few units multiply whose ReLU is near 0."""
     assert tensor.shape == expected.shape
-    apart = (tensor - expected).abs().flatten()
-    assert apart.max() < 1e-3
-    assert apart.quantile(0.95) < 1e-4
+    differences = (tensor - expected).abs().flatten()
+    assert differences.max() < 1e-3
+    assert differences.quantile(0.95) < 1e-4
 
 
 def assert_same_state(state: dict, expected: dict) -> None:
@@ -93,29 +100,28 @@ def assert_same_state(state: dict, expected: dict) -> None:
 
 # Translators in float32
 
-# what is neither here nor in IN_SMOKE is slow
-SOME = [(2, "deepnorm", "ddp", RECOMPUTING), (2, "admin", "zero", ())]
+# (processes, method, mode, recomputing): those of the default suite, those of the smoke tests; the others are slow
+IN_DEFAULT_SUITE = [(2, "deepnorm", "ddp", RECOMPUTING), (2, "admin", "zero", ())]
 IN_SMOKE = [(2, "rezero", "zero", RECOMPUTING)]
 ALL = [*product((2, 4), ("deepnorm", "admin", "dlcl", "rezero"), MODES, ((), RECOMPUTING))]
 
 
-def marks_of(case: tuple) -> tuple:
-    if case in SOME:
-        return ()
-    return (pytest.mark.smoke,) if case in IN_SMOKE else (pytest.mark.slow,)
+def marked(case: tuple):
+    """Return a case of ALL as a parameter with its mark."""
+    if case in IN_DEFAULT_SUITE:
+        return pytest.param(*case)
+    mark = pytest.mark.smoke if case in IN_SMOKE else pytest.mark.slow
+    return pytest.param(*case, marks=mark)
 
 
-@pytest.mark.parametrize(
-    "processes, method, mode, recomputing",
-    [pytest.param(*case, marks=marks_of(case)) for case in ALL],
-)
+@pytest.mark.parametrize("processes, method, mode, recomputing", [marked(case) for case in ALL])
 def test_several_processes_train_the_model_of_one(train_alone, processes, method, mode, recomputing, data, tmp_path):
     """Losses, weights and optimiser state after 12 float32 updates are those of one process, up to summation order."""
     one = train_alone(method)
 
     several = train_translator_on(tmp_path, data, method, *MODES[mode], *recomputing, processes=processes)
 
-    assert one.losses[-1] < 0.97 * one.losses[0]
+    assert one.losses[-1] < 0.97 * one.losses[0]  # it learns
     assert_same_losses(several.losses, one.losses)
     assert_same_state(several.state, one.state)
 
@@ -133,12 +139,12 @@ def test_a_training_resumes_on_another_number_of_processes(
 ):
     """A training resumes on another number of processes in another mode: 5 and 7 updates equal 12."""
     first = train_translator_on(tmp_path, data, "rezero", *MODES[mode], processes=processes, updates=5)
-    both = train_translator_on(tmp_path, data, "rezero", *MODES[later_mode], processes=later_processes)
+    resumed = train_translator_on(tmp_path, data, "rezero", *MODES[later_mode], processes=later_processes)
 
-    one = train_alone("rezero")
+    uninterrupted = train_alone("rezero")
     assert len(first.losses) == 5
-    assert_same_losses(both.losses, one.losses)  # the log holds all 12
-    assert_same_state(both.state, one.state)
+    assert_same_losses(resumed.losses, uninterrupted.losses)  # the log in the folder holds those of all 12 updates
+    assert_same_state(resumed.state, uninterrupted.state)
 
 
 # Half precision
@@ -149,7 +155,7 @@ HALF = [("--fp16", "ddp"), ("--fp16", "zero"), ("--amp", "ddp")]
 @pytest.mark.smoke
 @pytest.mark.parametrize("precision, mode", HALF)
 def test_two_processes_in_half_precision_train_the_model_of_one(precision, mode, train_alone, data, tmp_path):
-    """Losses in half precision are those of float32, and weights those of one process."""
+    """Losses in half precision are those of float32 to the decimals of the log, and weights those of one process."""
     in_float32 = train_alone("dlcl")
 
     one = train_translator_on(tmp_path / "one", data, "dlcl", precision, processes=1)
@@ -177,6 +183,7 @@ def test_two_processes_in_half_precision_train_the_model_of_one(precision, mode,
 def test_a_training_on_two_processes_resumes_bit_for_bit(precision, mode, data, tmp_path):
     """A training on two processes resumes bit for bit: 3 and 3 updates equal 6 in weights and optimiser state."""
     flags = (*precision, *MODES[mode])
+
     at_once = train_translator_on(tmp_path / "at once", data, "dlcl", *flags, processes=2, updates=6)
     train_translator_on(tmp_path / "in two", data, "dlcl", *flags, processes=2, updates=3)
     in_two = train_translator_on(tmp_path / "in two", data, "dlcl", *flags, processes=2, updates=6)
@@ -191,24 +198,33 @@ def test_a_training_on_two_processes_resumes_bit_for_bit(precision, mode, data, 
 
 # Refusals
 
-REFUSED = {  # flags -> flag that is named, the other flag in the line
-    ("--ddp-backend", "fully_sharded"): ("--ddp-backend fully_sharded", "--zero-sharding os"),
-    ("--zero-sharding", "os", "--optimizer", "adam"): ("--zero-sharding os", "--optimizer deepnet_adam"),
-    ("--zero-sharding", "os", "--optimizer", "deepnet_adam", "--amp"): ("--zero-sharding os", "--amp"),
-}
+
+class Refusal(NamedTuple):
+    """Flags that are refused, the one that the line names at its beginning, and the other one in the line."""
+
+    flags: tuple[str, ...]
+    subject: str
+    other_flag: str
 
 
-@pytest.mark.parametrize("flags", REFUSED)
-def test_settings_that_cannot_be_sharded_are_refused(flags, data, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refusal(("--ddp-backend", "fully_sharded"), "--ddp-backend fully_sharded", "--zero-sharding os"),
+        Refusal(("--zero-sharding", "os", "--optimizer", "adam"), "--zero-sharding os", "--optimizer deepnet_adam"),
+        Refusal(("--zero-sharding", "os", "--optimizer", "deepnet_adam", "--amp"), "--zero-sharding os", "--amp"),
+    ],
+    ids=lambda refusal: " ".join(refusal.flags),
+)
+def test_settings_that_cannot_be_sharded_are_refused(refusal, data, tmp_path, capsys):
     words = [str(data), *TRAIN_FLAGS, "--arch", "deepnet_transformer_tiny", "--save-dir", str(tmp_path / "run")]
 
     with pytest.raises(SystemExit):
-        parse_training_flags([*words, *flags])
+        parse_training_flags([*words, *refusal.flags])
 
-    subject, other_flag = REFUSED[flags]
     _, _, line = capsys.readouterr().err.partition("error: ")
-    assert line.startswith(f"{subject}: ")
-    assert other_flag in line.removeprefix(subject)
+    assert line.startswith(f"{refusal.subject}: ")
+    assert refusal.other_flag in line.removeprefix(refusal.subject)
 
 
 # Language models
@@ -216,12 +232,12 @@ def test_settings_that_cannot_be_sharded_are_refused(flags, data, tmp_path, caps
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Provide the text of language models."""
+    """Provide a folder with the binarised text of language models."""
     return make_text(tmp_path_factory.mktemp("text"))
 
 
 def train_language_model_on(folder, text, kind: str, *flags, processes: int) -> Trained:
-    """Train by updates of two batches each."""
+    """Train a model, "causal" or "masked", by updates of two batches each, on one or two processes."""
     update_freq = ("--update-freq", 2 // processes)
     words = (*FLAGS, *KINDS[kind], "--disable-validation", *update_freq, *flags)
     return train(folder, (text, *words), processes, UPDATES)
@@ -237,7 +253,10 @@ def train_language_model_on(folder, text, kind: str, *flags, processes: int) -> 
     ],
 )
 def test_two_processes_train_the_language_model_of_one(kind, mode, text, tmp_path):
-    """Language models on two processes have the losses, weights and moments of one, with the same masked tokens."""
+    """Losses, weights and moments are those of one process; masked models have to mask the same tokens for that.
+
+    One of the four trains by the chunked loss.
+    """
     criterion = ("--criterion", "chunked_cross_entropy") if (kind, mode) == ("causal", "ddp") else ()
 
     one = train_language_model_on(tmp_path / "one", text, kind, *criterion, processes=1)

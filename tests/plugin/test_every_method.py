@@ -21,32 +21,36 @@ KEPT_NAMES = (".omega", ".weights.weight", ".shift", ".a")  # ends of the names 
 
 
 def flags_of(method: str) -> tuple[str, ...]:
+    """Return the flags of a method, with those that it needs, such as a profile of the model."""
     return ("--method", method, *get_method(method).train_flags)
 
 
-# The default suite runs one method to save time; CI runs all.
-@pytest.mark.parametrize(
-    "method", [name if name == "deepnorm" else pytest.param(name, marks=pytest.mark.smoke) for name in sorted(METHODS)]
-)
+def smoke_unless_deepnorm(method: str):
+    """Return a method as a test's parameter: the default suite runs deepnorm alone, CI's smoke tests the others."""
+    return method if method == "deepnorm" else pytest.param(method, marks=pytest.mark.smoke)
+
+
+@pytest.mark.parametrize("method", [smoke_unless_deepnorm(method) for method in sorted(METHODS)])
 def test_a_method_trains_and_translates(method, data, tmp_path):
     flags = (*flags_of(method), "--max-update", "12", "--save-dir", tmp_path)
 
-    curve = losses(run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags).stdout)
-    translations = run("fairseq-generate", data, *TRANSLATE, "--path", tmp_path / "checkpoint_last.pt").stdout
+    log = run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags).stdout
+    printed = run("fairseq-generate", data, *TRANSLATE, "--path", tmp_path / "checkpoint_last.pt").stdout
 
-    assert len(curve) == 12
-    assert min(curve.values()) < curve[1] - 0.1
-    assert len(hypotheses(translations)) == TEST_SENTENCES
+    loss_of_update = losses(log)
+    assert len(loss_of_update) == 12
+    assert min(loss_of_update.values()) < loss_of_update[1] - 0.1
+    assert len(hypotheses(printed)) == TEST_SENTENCES
 
 
 @pytest.mark.parametrize("method", KEPT_IN_FLOAT32)
 def test_parameters_kept_in_float32_train_in_a_bf16_model(method, data, tmp_path):
-    """Parameters kept in float32 train in a bf16 model, in steps that are finer than bf16."""
+    """Their steps are finer than bf16: some numbers of them have no equal in bf16."""
     flags = (*flags_of(method), "--bf16", "--max-update", "3", "--save-dir", tmp_path)
 
-    curve = losses(run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags).stdout)
+    log = run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags).stdout
 
-    assert len(curve) == 3
+    assert len(losses(log)) == 3
     state = weights(tmp_path / "checkpoint_last.pt")
     kept = torch.cat([value.flatten() for name, value in state.items() if name.endswith(KEPT_NAMES)])
     assert not torch.equal(kept, kept.bfloat16().float())
@@ -55,23 +59,29 @@ def test_parameters_kept_in_float32_train_in_a_bf16_model(method, data, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [(), ("--bf16",)], ids=["fp32", "bf16"])
 def test_a_model_of_1000_layers_trains_and_translates(precision, data, tmp_path):
-    """A model of 1,000 layers trains, saves, loads and translates on a CPU."""
-    flags = ("--arch", "deepnet_transformer_tiny_500_500", "--max-update", "20", "--save-dir", tmp_path, *precision)
+    """A model of 500 encoder and 500 decoder layers trains, saves, loads and translates on a CPU."""
+    arch = ("--arch", "deepnet_transformer_tiny_500_500")
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    train = (*arch, "--max-update", "20", "--save-dir", tmp_path, *precision)
+    translate = (*TRANSLATE, "--max-len-b", "8", "--path", checkpoint, *precision)
 
-    trained = losses(run("fairseq-train", data, *TRAIN_FLAGS, *flags).stdout)
+    log = run("fairseq-train", data, *TRAIN_FLAGS, *train).stdout
+    printed = run("fairseq-generate", data, *translate).stdout
 
-    assert sorted(trained) == list(range(1, 21))
-    assert all(math.isfinite(loss) for loss in trained.values())
-    assert trained[20] < trained[1]
+    loss_of_update = losses(log)
+    assert sorted(loss_of_update) == list(range(1, 21))
+    for loss in loss_of_update.values():
+        assert math.isfinite(loss)
+    assert loss_of_update[20] < loss_of_update[1]
 
-    path = tmp_path / "checkpoint_last.pt"
-    state = weights(path)
-    assert sum(name.endswith("self_attn.q_proj.weight") for name in state) == 1000
-    assert all(torch.isfinite(tensor).all() for tensor in state.values())
+    state = weights(checkpoint)
+    layers = [name for name in state if name.endswith("self_attn.q_proj.weight")]
+    assert len(layers) == 1000
+    for name, tensor in state.items():
+        assert torch.isfinite(tensor).all(), name
 
-    translate = (*TRANSLATE, "--max-len-b", "8", "--path", path, *precision)
-    translations = hypotheses(run("fairseq-generate", data, *translate).stdout)
+    translations = hypotheses(printed)
     assert len(translations) == TEST_SENTENCES
-    for score, _tokens in translations.values():
-        assert math.isfinite(score)
-        assert score <= 0
+    for log_probability, _tokens in translations.values():
+        assert math.isfinite(log_probability)
+        assert log_probability <= 0

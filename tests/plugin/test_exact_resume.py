@@ -13,20 +13,22 @@ from ..conftest import TRAIN_FLAGS
 from ..support.diverging import Training
 from ..support.lives import TINY, assert_ends_as_one_left_alone
 
-WHOLE = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
+VALIDATED = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
 SAVES = "--max-tokens 3000 --save-interval-updates 4 --keep-interval-updates 1"  # 10 updates an epoch
-RUN = (*WHOLE, *TINY, *SAVES.split())
+RUN = (*VALIDATED, *TINY, *SAVES.split())
 EMA = "--store-ema --ema-decay 0.9"
 PLATEAU = "--lr-scheduler reduce_lr_on_plateau --lr-patience 1 --lr-threshold 1"
-CASES = {  # flags -> moments of the kills
+OVERFLOWS = f"--fp16-init-scale {2**22} --max-update 16"  # about seven batches overflow
+# Flags -> moments of the kills. ("update", 6): the training is killed when it begins its sixth update; each further
+# moment is counted from the restart before it.
+IN_DEFAULT_SUITE = {
     f"--update-freq 3 {EMA} --max-update 9": [("update", 6), ("write", 2)],
 }
-HALF = f"--fp16-init-scale {2**22} --max-update 16"  # about seven batches overflow
-MORE = {
+IN_SMOKE = {
     "--fp16 --optimizer deepnet_adam --num-workers 2 --max-update 16": [("update", 14), ("rename", 3)],
-    f"--fp16 --fp16-scale-window 6 {EMA} {HALF}": [("update", 3), ("update", 14)],
-    f"--amp --amp-scale-window 6 {HALF}": [("update", 12)],
-    f"--memory-efficient-fp16 --optimizer radam {HALF}": [("update", 14)],
+    f"--fp16 --fp16-scale-window 6 {EMA} {OVERFLOWS}": [("update", 3), ("update", 14)],
+    f"--amp --amp-scale-window 6 {OVERFLOWS}": [("update", 12)],
+    f"--memory-efficient-fp16 --optimizer radam {OVERFLOWS}": [("update", 14)],
     "--bf16 --optimizer deepnet_adam --max-update 16": [("update", 14)],
     f"--bf16 {EMA} --ema-fp32 --max-update 24": [("update", 3), ("validation", 5)],
     "--optimizer deepnet_adam --max-update 24": [("update", 23)],
@@ -38,27 +40,31 @@ MORE = {
     "--lr 1e-9 --patience 3 --max-update 40": [("end", 11)],
     "--update-epoch-batch-itr True --max-update 24": [("update", 16)],
 }
+KILLS = IN_DEFAULT_SUITE | IN_SMOKE
+CASES = [*IN_DEFAULT_SUITE, *(pytest.param(flags, marks=pytest.mark.smoke) for flags in IN_SMOKE)]
 
 
-@pytest.mark.parametrize("flags", [*CASES, *(pytest.param(flags, marks=pytest.mark.smoke) for flags in MORE)])
+@pytest.mark.parametrize("flags", CASES)
 def test_a_killed_training_ends_as_an_undisturbed_one(flags, data, tmp_path):
     """A training killed after updates, in the second epoch and in the middle of saves ends as an undisturbed one."""
-    assert_ends_as_one_left_alone(tmp_path, (data, *RUN, *flags.split()), (CASES | MORE)[flags])
+    assert_ends_as_one_left_alone(tmp_path, (data, *RUN, *flags.split()), moments=KILLS[flags])
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("moment", [("update", 5), ("update", 10), ("validation", 4), ("update", 16)], ids=str)
 def test_a_training_stopped_by_sigterm_ends_as_an_undisturbed_one(moment, data, tmp_path):
     """A training stopped by SIGTERM at any point, validation included, ends as an undisturbed one."""
-    assert_ends_as_one_left_alone(tmp_path, (data, *RUN, "--max-update", "16"), [moment], kind=signal.SIGTERM)
+    assert_ends_as_one_left_alone(tmp_path, (data, *RUN, "--max-update", "16"), moments=[moment], kind=signal.SIGTERM)
 
+
+# Float32 weights and loss scale in the state of an optimiser
 
 LAYOUTS = pytest.mark.parametrize("layout", [(), ("--fp16-no-flatten-grads",)], ids=["flat", "not flat"])
 WINDOW = 4  # updates without an overflow after which the loss scale grows
 
 
-def two_optimisers_in_fp16(data, folder, *flags):
-    """Build the optimisers of two trainings with the same flags."""
+def optimisers_of_two_fp16_trainings(data, folder, *flags) -> tuple:
+    """Build two trainings with the same flags, and so the same weights; return their optimisers."""
     scales = ("--fp16-init-scale", "8", "--fp16-scale-window", str(WINDOW))
     first = Training(data, folder, *TINY, "--fp16", *scales, *flags)
     second = Training(data, folder, *TINY, "--fp16", *scales, *flags)
@@ -67,8 +73,8 @@ def two_optimisers_in_fp16(data, folder, *flags):
 
 @LAYOUTS
 def test_float32_weights_survive_a_resume(layout, data, tmp_path):
-    """Float32 weights that differ from the model's in places that fp16 does not hold survive a resume."""
-    saved, resumed = two_optimisers_in_fp16(data, tmp_path, *layout)
+    """The weights become different from the model's by 1e-5 of their size, which fp16 does not hold."""
+    saved, resumed = optimisers_of_two_fp16_trainings(data, tmp_path, *layout)
     for weight in float32_weights.weights(saved):
         weight.mul_(1 + 1e-5)
 
@@ -76,13 +82,13 @@ def test_float32_weights_survive_a_resume(layout, data, tmp_path):
 
     expected = float32_weights.weights(saved)
     actual = float32_weights.weights(resumed)
-    assert len(actual) == len(expected)
-    for weight, other in zip(actual, expected):
-        assert torch.equal(weight, other)
+    assert expected
+    for weight, expected_weight in zip(actual, expected, strict=True):
+        assert torch.equal(weight, expected_weight)
 
 
 def scales_of_updates(optimizer, updates: int) -> list[float]:
-    """Return the loss scales after a number of updates without an overflow."""
+    """Make updates without an overflow; return the loss scale after each."""
     scales = []
     for _ in range(updates):
         optimizer.scaler.update()
@@ -92,7 +98,8 @@ def scales_of_updates(optimizer, updates: int) -> list[float]:
 
 @LAYOUTS
 def test_the_growth_of_the_loss_scale_survives_a_resume(layout, data, tmp_path):
-    saved, resumed = two_optimisers_in_fp16(data, tmp_path, *layout)
+    """Of the four updates after which the scale grows, three are made before the resume."""
+    saved, resumed = optimisers_of_two_fp16_trainings(data, tmp_path, *layout)
     scales_of_updates(saved, updates=WINDOW - 1)
 
     resumed.load_state_dict(saved.state_dict())
@@ -103,6 +110,7 @@ def test_the_growth_of_the_loss_scale_survives_a_resume(layout, data, tmp_path):
 
 
 def test_float32_weights_of_another_model_are_not_taken_over(data, tmp_path):
+    """They do not round to the weights of the model, which another seed has drawn."""
     one = Training(data, tmp_path, *TINY, "--fp16", "--seed", "1").trainer.optimizer
     other = Training(data, tmp_path, *TINY, "--fp16", "--seed", "2").trainer.optimizer
     weights_of_one = float32_weights.weights(one)[0].clone()

@@ -17,10 +17,18 @@ from deepnet_fairseq.errors import UserError, user_error_line
 from ..support.helpers import EOS, PAD
 
 
-@pytest.mark.parametrize("count", [1, 20, 6750])
+@pytest.mark.parametrize(
+    "count",
+    [
+        1,
+        20,
+        6750,  # of IWSLT-14's test set
+    ],
+)
 def test_no_sentence_is_lost_in_batches(count):
+    """fairseq alone leaves out a last batch that does not fill up a multiple of --required-batch-size-multiple."""
     max_tokens = 1000
-    sizes = numpy.sort(numpy.random.default_rng(0).integers(5, 40, count))
+    sizes = numpy.sort(numpy.random.default_rng(0).integers(5, 40, count))  # tokens of each sentence, shortest first
 
     batches = data_utils.batch_by_size(
         numpy.arange(count),
@@ -37,12 +45,14 @@ def test_no_sentence_is_lost_in_batches(count):
 
 
 def test_denormal_numbers_are_flushed_to_zero():
+    """Numbers below 1.2e-38, the smallest normal one of float32, slow a CPU down."""
     denormal = torch.tensor([1e-40])
 
     assert (denormal * 1.0).item() == 0.0
 
 
 def test_checkpoints_with_plain_data_of_numpy_and_argparse_load(tmp_path):
+    """fairseq's checkpoints hold such data, which torch.load refuses by default."""
     plain = {"args": argparse.Namespace(lr=[0.1]), "counts": numpy.array([1, 2]), "best": numpy.float64(3.0)}
     torch.save(plain, tmp_path / "plain.pt")
 
@@ -50,7 +60,7 @@ def test_checkpoints_with_plain_data_of_numpy_and_argparse_load(tmp_path):
 
 
 def test_the_line_for_a_user_has_fairseqs_file_and_our_reason():
-    """The line for a user names the file from fairseq's wrapper and the reason from the error that it wraps."""
+    """fairseq raises an Exception that names the file and no reason, while it handles our error."""
     try:
         try:
             raise UserError("holds 3 encoder layers")
@@ -69,21 +79,22 @@ def test_a_bug_has_no_line_for_a_user():
 def test_only_known_warnings_are_silenced(recwarn):
     plugin.silence()
 
-    warnings.warn("'pin_memory' argument is set as true but no accelerator is found, then", stacklevel=1)
+    warnings.warn("'pin_memory' argument is set as true but no accelerator is found, then", stacklevel=1)  # torch's
     warnings.warn("something new", stacklevel=1)
 
     assert [str(shown.message) for shown in recwarn if shown.category is UserWarning] == ["something new"]
 
 
 def test_an_empty_line_of_a_language_models_text_warns_of_nothing():
+    """fairseq computes 1 - 2 in unsigned numbers at a line of one token, its end, and numpy warns of an overflow."""
     lines = [torch.tensor([5, 6, EOS]), torch.tensor([EOS]), torch.tensor([7, EOS])]
     sizes = [3, 1, 2]
-    blocks = TokenBlockDataset(lines, sizes, 4, PAD, EOS, break_mode="eos", include_targets=True)
+    blocks = TokenBlockDataset(lines, sizes, block_size=4, pad=PAD, eos=EOS, break_mode="eos", include_targets=True)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plugin.silence()
-        source, target, _past_target = blocks[1]
+        source, target, _past_target = blocks[1]  # the empty line
 
     assert source.tolist() == [EOS]
     assert target.tolist() == [EOS]

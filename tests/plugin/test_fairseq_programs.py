@@ -1,6 +1,7 @@
 """Tests of fairseq's own programs on our model: train, generate, interactive, validate and resume, as a user runs them.
 
-Each program is started cold here at least once; elsewhere they are forks of the test process.
+Each program is started here at least once in a process that has imported nothing (run_cold); elsewhere they are forks
+of the test process (run).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ TINY = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decode
 TEST_SENTENCES = 20
 
 
-def quiet(done) -> str:
-    """Return the output of a start without mistakes, after checking that it holds no warnings or debug lines."""
+def output_without_warnings(done) -> str:
+    """Return what a program has printed, after checking that it holds no warnings or debug lines."""
     assert "Warning" not in done.stdout
     assert "DEBUG" not in done.stdout
     return done.stdout
@@ -49,10 +50,10 @@ def trained_100_layers(data, tmp_path_factory) -> Path:
 def test_a_model_of_100_layers_translates(data, trained_100_layers):
     flags = (*TRANSLATE, "--path", trained_100_layers, "--max-sentences", "20")
 
-    printed = quiet(run_cold("fairseq-generate", data, *flags))
+    printed = output_without_warnings(run_cold("fairseq-generate", data, *flags))
 
     assert len(hypotheses(printed)) == TEST_SENTENCES
-    assert "20 sentences" in printed
+    assert f"{TEST_SENTENCES} sentences" in printed  # fairseq's last line
 
 
 def test_deepnet_verify_reads_method_updates_and_alphas_of_a_checkpoint(trained_100_layers, capsys):
@@ -63,7 +64,7 @@ def test_deepnet_verify_reads_method_updates_and_alphas_of_a_checkpoint(trained_
     assert "4 updates" in printed
     for alpha in ("(encoder.alpha)", "(decoder.alpha)"):
         (line,) = [line for line in printed.splitlines() if alpha in line]
-        assert "fits" in line
+        assert "fits" in line  # the paper's formula
 
 
 # A model of 2 layers in each stack
@@ -72,7 +73,7 @@ def test_deepnet_verify_reads_method_updates_and_alphas_of_a_checkpoint(trained_
 class SmallTraining(NamedTuple):
     checkpoint: Path
     board: Path  # folder of TensorBoard
-    log: str
+    log: str  # with a line "... | deepnorm 2L-2L; ...", which opens the training
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def small_training(data, tmp_path_factory) -> SmallTraining:
     folder = tmp_path_factory.mktemp("small")
     board = folder / "board"
     flags = ("--max-update", "1", "--save-dir", folder, "--tensorboard-logdir", board)
-    log = quiet(run_cold("fairseq-train", data, *TRAIN_FLAGS, *TINY, *flags))
+    log = output_without_warnings(run_cold("fairseq-train", data, *TRAIN_FLAGS, *TINY, *flags))
     return SmallTraining(folder / "checkpoint_last.pt", board, log)
 
 
@@ -108,19 +109,20 @@ def test_the_opening_line_names_the_folders_that_are_written(small_training):
 def last_scalars(folder) -> dict[str, float]:
     """Return the last value of each tag in a folder's only TensorBoard file.
 
-    A record is 8 bytes of length, 4 of checksum, an event, 4 of checksum.
+    A record of the file is 8 bytes of length, 4 of checksum, an event of that length, 4 of checksum.
     """
     (path,) = folder.iterdir()
     content = path.read_bytes()
     values = {}
-    start = 0
-    while start < len(content):
-        length = int.from_bytes(content[start : start + 8], "little")
-        end = start + 12 + length
-        event = event_pb2.Event.FromString(content[start + 12 : end])
+    record = 0  # where it begins
+    while record < len(content):
+        length = int.from_bytes(content[record : record + 8], "little")
+        begin = record + 8 + 4
+        end = begin + length
+        event = event_pb2.Event.FromString(content[begin:end])
         for value in event.summary.value:
             values[value.tag] = value.simple_value
-        start = end + 4
+        record = end + 4
     return values
 
 
@@ -140,13 +142,14 @@ def test_fairseq_interactive_translates_lines_of_a_file(data, small_training, tm
 
     printed = run_cold("fairseq-interactive", data, *model, *search, *subwords, *text).stdout
 
-    assert len(re.findall(r"^D-[01]\t", printed, re.MULTILINE)) == 2
-    assert re.search(r"^A-0\t\d+-\d+", printed, re.MULTILINE)
+    assert len(re.findall(r"^D-[01]\t", printed, re.MULTILINE)) == 2  # detokenised translations
+    assert re.search(r"^A-0\t\d+-\d+", printed, re.MULTILINE)  # alignment, as "SOURCE-TARGET ..."
 
 
 def test_a_line_of_input_that_is_not_utf8_is_named(tmp_path):
+    """Of fairseq-interactive, which reads its input by this function."""
     path = tmp_path / "input"
-    path.write_bytes(b"a\ncaf\xe9\n")
+    path.write_bytes(b"a\ncaf\xe9\n")  # in Latin-1
 
     with refused(path, "line 2"):
         list(read_input(None, str(path), 1))
@@ -157,20 +160,22 @@ def test_fairseq_validate_computes_a_loss(data, small_training):
 
     printed = run_cold("fairseq-validate", data, *flags, "--max-tokens", "2000").stdout
 
-    assert re.search(r"valid on 'valid' subset \| loss \d", printed)  # fairseq's line
+    assert re.search(r"valid on 'valid' subset \| loss \d", printed)  # in fairseq's words
 
 
 # Other ways to start
 
 
 def test_help_ends_with_the_flags_of_our_models():
+    """They come in three groups, whose headings begin with the model's name."""
     words = ("--user-dir", USER_DIR, "--arch", "deepnet_transformer_18_18", "--help")
 
     printed = run("fairseq-train", *words).stdout
 
-    headings = [*re.finditer(r"^deepnet_transformer: .*:$", printed, re.MULTILINE)]
+    headings = list(re.finditer(r"^deepnet_transformer: .*:$", printed, re.MULTILINE))
     assert len(headings) == 3
-    shown = set(re.findall(r"^  (--[\w-]+)", printed[headings[0].start() :], re.MULTILINE))
+    first_heading = headings[0].start()
+    shown = set(re.findall(r"^  (--[\w-]+)", printed[first_heading:], re.MULTILINE))
     ours = {f"--{field.name.replace('_', '-')}" for field in fields(CONFIGS["deepnet_transformer"])}
     assert shown <= ours
     assert {"--encoder-layers", "--method", "--admin-profile", "--pro-res", "--deepnet-probe", "--stop-stuck"} <= shown

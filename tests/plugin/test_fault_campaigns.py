@@ -16,7 +16,7 @@ from ..faults.campaign import KINDS, words_of
 from ..support import ranks
 from ..support.helpers import ROOT
 
-STATE = {
+STATE = {  # a checkpoint; one of its weights is NaN, which equals no number
     "model": {"w": torch.tensor([[1.0, 0.0], [float("nan"), 2.0]])},
     "optimizer_history": [{"num_updates": 6, "lr_scheduler_state": {"best": None}}],
     "last_optimizer_state": {"state": {0: {"step": 6, "exp_avg": torch.ones(3)}}},
@@ -31,17 +31,21 @@ def test_a_checkpoint_does_not_differ_from_itself():
 @pytest.mark.parametrize(
     "changed, place",
     [
+        # -0.0 equals 0.0, but its bits are others
         ({"model": {"w": torch.tensor([[1.0, -0.0], [float("nan"), 2.0]])}}, ".model.w"),
-        ({"last_optimizer_state": {"state": {0: {"step": 6.0}}}}, ".last_optimizer_state.state.0.exp_avg: missing"),
-        ({"extra_state": {"metrics": {"train": []}}}, ".extra_state.metrics.train: 0 instead of 1"),
+        # a moment is missing, and the step is no int
+        ({"last_optimizer_state": {"state": {0: {"step": 6.0}}}}, ".last_optimizer_state.state.0.exp_avg"),
+        ({"extra_state": {"metrics": {"train": []}}}, ".extra_state.metrics.train"),
+        # the entry of the last update lacks the schedule's state
         ({"optimizer_history": [{"num_updates": 7}]}, ".optimizer_history.lr_scheduler_state"),
     ],
 )
 def test_a_difference_of_two_checkpoints_is_found(changed, place):
+    """place: address of the first difference that is reported."""
     differences = list(states.differences(STATE | changed, STATE))
 
     assert differences
-    assert differences[0].startswith(place)
+    assert differences[0].startswith(f"{place}: ")
 
 
 @pytest.fixture
@@ -70,7 +74,7 @@ def test_a_truncated_checkpoint_is_noticed(folder):
 
 @pytest.mark.smoke
 def test_trainings_killed_at_random_lose_no_checkpoint(tmp_path):
-    """A short run of dev/faults.sh, with a kill of each kind of training, ends as undisturbed ones."""
+    """A short run of dev/faults.sh kills a training of each kind, and compares its end with an undisturbed one's."""
     kills = str(len(KINDS))
     command = [sys.executable, "-m", "tests.faults", kills, "--updates", "12", "--seed", "1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
@@ -80,24 +84,27 @@ def test_trainings_killed_at_random_lose_no_checkpoint(tmp_path):
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr
     rows_of_kinds = re.findall(rf"^(?:{'|'.join(KINDS)}) ", done.stdout, re.MULTILINE)
     assert len(rows_of_kinds) == len(KINDS)
-    assert list(tmp_path.glob("faults*")) == []
+    assert list(tmp_path.glob("faults*")) == []  # its folder of trainings is removed
 
 
 def test_a_process_that_dies_at_its_start_ends_the_other_in_a_line(tmp_path, data, monkeypatch):
-    """The other does not wait for --heartbeat-timeout."""
+    """The other does not wait for --heartbeat-timeout, 15 seconds."""
     monkeypatch.setattr(life, "FORK", ranks.CONTEXT)  # pytest would capture the output of forks of this process
-    _, flags, _ = KINDS["pair"]
+    flags = KINDS["pair"].flags
     pair = life.Life(words_of(data, 9, tmp_path / "run", flags), 2, tmp_path / "log")
+    survivor = 0
+    victim = 1
     try:
-        assert pair.reaches("initialized host", 2), pair.said()
-        os.kill(pair.pids[1], signal.SIGSTOP)
-        assert pair.wait(2) == [None, None]  # the first waits for the second
+        assert pair.reaches("initialized host", times=2), pair.said()
+        os.kill(pair.pids[victim], signal.SIGSTOP)
+        assert pair.wait(2) == [None, None]  # the survivor waits for the victim
 
-        pair.kill([pair.pids[1]])
+        pair.kill([pair.pids[victim]])
         pair.launcher.join(8)
 
-        assert pair.statuses() == [1, -9]
+        assert pair.statuses()[survivor] == 1
+        assert pair.statuses()[victim] == -signal.SIGKILL
     finally:
         pair.end()
-    assert "error: process 0 of 2: " in pair.said()
+    assert f"error: process {survivor} of 2: " in pair.said()
     assert "Traceback" not in pair.said()

@@ -1,4 +1,4 @@
-"""Tests that two trainings never share a folder."""
+"""Tests that two trainings never share a folder: each locks its --save-dir, by a file in it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ THIS_PROCESS = f"process {os.getpid()} on {socket.gethostname()}"
 
 @pytest.fixture(autouse=True)
 def short_wait_for_a_lock(monkeypatch):
+    """Wait 0.4 s, not 5, for a folder that is locked."""
     monkeypatch.setattr(lock, "GRACE", 0.4)
 
 
@@ -30,12 +31,12 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def held(folder):
-    """Provide a lock of the folder, as another training has it."""
-    held = FolderLock()
-    held.take(folder)
-    yield held
-    held.release()
+def folders_lock(folder):
+    """Provide the lock of the folder by a training in this process."""
+    taken = FolderLock()
+    taken.take(folder)
+    yield taken
+    taken.release()
 
 
 def assert_free(folder) -> None:
@@ -45,40 +46,41 @@ def assert_free(folder) -> None:
     another.release()
 
 
-def test_a_folder_that_another_training_holds_is_refused_with_its_process(held, folder):
+@pytest.mark.usefixtures("folders_lock")
+def test_a_folder_that_another_training_has_locked_is_refused_with_its_process(folder):
     with refused(folder) as caught:
         FolderLock().take(folder)
 
-    assert f"({THIS_PROCESS})" in caught.value.way_out
+    assert THIS_PROCESS in caught.value.way_out
 
 
-def test_a_training_may_lock_its_folder_twice(held, folder):
-    held.take(folder)
+def test_a_training_may_lock_its_folder_twice(folders_lock, folder):
+    folders_lock.take(folder)
 
     with refused(folder):
         FolderLock().take(folder)
 
 
-def test_a_training_that_locks_another_folder_frees_the_first(held, folder, tmp_path):
-    held.take(tmp_path)
+def test_a_training_that_locks_another_folder_frees_the_first(folders_lock, folder, tmp_path):
+    folders_lock.take(tmp_path)
 
     assert_free(folder)
 
 
-def test_a_released_folder_can_be_locked_again(held, folder):
-    held.release()
+def test_a_released_folder_can_be_locked_again(folders_lock, folder):
+    folders_lock.release()
 
     assert_free(folder)
 
 
 @pytest.fixture
-def one_update(data, folder):
+def one_update(data, folder) -> tuple:
     """Provide the arguments of fairseq-train for one update in the folder."""
     return (data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", folder)
 
 
-def test_a_second_training_ends_in_one_line_of_each_rank(held, folder, one_update, tmp_path):
-    """It ends before it writes."""
+@pytest.mark.usefixtures("folders_lock")
+def test_both_ranks_of_a_second_training_end_in_one_line_and_write_nothing(folder, one_update, tmp_path):
     ranks.train(2, tmp_path / "log", *one_update, check=False)
 
     log = (tmp_path / "log").read_text()
@@ -90,11 +92,16 @@ def test_a_second_training_ends_in_one_line_of_each_rank(held, folder, one_updat
     assert [path.name for path in folder.iterdir()] == [lock.NAME]
 
 
-def test_a_training_that_saves_nothing_needs_no_lock(held, one_update, tmp_path):
-    assert live(tmp_path / "log", *one_update, "--no-save") == 0
+@pytest.mark.usefixtures("folders_lock")
+def test_a_training_that_saves_nothing_needs_no_lock(one_update, tmp_path):
+    status = live(tmp_path / "log", *one_update, "--no-save")
+
+    assert status == 0
 
 
-def test_a_training_starts_in_a_released_folder(held, one_update, tmp_path):
-    held.release()
+def test_a_training_starts_in_a_released_folder(folders_lock, one_update, tmp_path):
+    folders_lock.release()
 
-    assert live(tmp_path / "log", *one_update) == 0
+    status = live(tmp_path / "log", *one_update)
+
+    assert status == 0

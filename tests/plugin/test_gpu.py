@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,15 +28,27 @@ from ..support.optimisers import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ON_GPU = tuple(flag for flag in TRAIN_FLAGS if flag != "--cpu")
-DEPTHS = {archs.MODEL_NAME: "{0}_{0}", archs.LM: "{0}", archs.MASKED_LM: "{0}"}  # in names of architectures
+KINDS_OF_MODEL = (archs.MODEL_NAME, archs.LM, archs.MASKED_LM)  # translators and two kinds of language model
 
 
-def scores_and_targets(model, device="cuda"):
-    """Compute the scores of a padded batch; return them and the targets."""
-    source, previous = (tokens.to(device) for tokens in batch())
+def architecture(kind: str, layers: int) -> str:
+    """Return the end of the name of an architecture: the layers of each stack, of which translators have two."""
+    return f"{layers}_{layers}" if kind == archs.MODEL_NAME else f"{layers}"
+
+
+class Output(NamedTuple):
+    scores: torch.Tensor  # (B, T, V)
+    targets: torch.Tensor  # (B, T), any tokens of as many positions
+
+
+def compute_scores(model, device: str = "cuda") -> Output:
+    """Compute the scores of a padded batch."""
+    source, previous = batch()
+    source = source.to(device)
+    previous = previous.to(device)
     is_translator = hasattr(model, "encoder") and hasattr(model, "decoder")
     scores = model(source, None, previous)[0] if is_translator else model(previous)[0]
-    return scores, previous
+    return Output(scores, targets=previous)
 
 
 @contextmanager
@@ -50,14 +63,14 @@ def waiting_raises():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("method", sorted(METHODS))
-@pytest.mark.parametrize("kind", DEPTHS)
+@pytest.mark.parametrize("kind", KINDS_OF_MODEL)
 def test_100_layers_of_base_width_stay_finite(kind, method, dtype):
     torch.manual_seed(0)
     with torch.device("cuda"):  # draws 736 million numbers quickly
-        model = build(f"{kind}_{DEPTHS[kind].format(100)}", VOCAB, method=method)
+        model = build(f"{kind}_{architecture(kind, layers=100)}", VOCAB, method=method)
     model.to(dtype).train()
 
-    scores, targets = scores_and_targets(model)
+    scores, targets = compute_scores(model)
     loss = cross_entropy(scores.float().flatten(0, 1), targets.flatten(), ignore_index=PAD)
     loss.backward()
 
@@ -69,73 +82,88 @@ def test_100_layers_of_base_width_stay_finite(kind, method, dtype):
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-@pytest.mark.parametrize("kind", DEPTHS)
+@pytest.mark.parametrize("kind", KINDS_OF_MODEL)
 def test_scores_are_those_of_a_cpu(kind, method):
-    model = build(f"{kind}_tiny_{DEPTHS[kind].format(6)}", VOCAB, method=method).double().eval()
+    model = build(f"{kind}_tiny_{architecture(kind, layers=6)}", VOCAB, method=method).double().eval()
 
     with torch.no_grad():
-        expected, targets = scores_and_targets(model, "cpu")
-        actual = scores_and_targets(model.cuda())[0].cpu()
+        on_cpu = compute_scores(model, "cpu")
+        on_gpu = compute_scores(model.cuda(), "cuda")
 
-    is_word = targets.ne(PAD)
-    assert torch.allclose(actual[is_word], expected[is_word], atol=1e-9)
+    is_word = on_cpu.targets.ne(PAD)
+    assert torch.allclose(on_gpu.scores.cpu()[is_word], on_cpu.scores[is_word], atol=1e-9)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_no_pass_waits_for_the_gpu(method):
     """Forward and backward passes in half precision never wait for the GPU."""
     model = small(2, method=method).cuda().half().train()
-    source, previous = (tokens.cuda() for tokens in batch())
+    source, previous = batch()
+    source = source.cuda()
+    previous = previous.cuda()
 
     with waiting_raises():
         logits, _extra = model(source, None, previous)
         logits.float().sum().backward()
 
 
+class Trained(NamedTuple):
+    optimizer: Any
+    params: list[torch.nn.Parameter]
+
+
+def trained_on_gpu(name: str, kind: str) -> Trained:
+    """Make 20 updates with adam or deepnet_adam; kind: a precision and layout of HALF."""
+    params = [torch.nn.Parameter(parameter.data.cuda()) for parameter in model_parameters(kind)]
+    optimizer = build_optimiser(name, params, kind)
+    make_updates(optimizer, params, range(20))
+    return Trained(optimizer, params)
+
+
 @pytest.mark.parametrize("kind", HALF)
-def test_deepnet_adam_is_fairseqs_on_a_gpu(kind):
-    """deepnet_adam in half precision equals fairseq's adam, and state moves between the two."""
+def test_deepnet_adam_makes_fairseqs_updates_on_a_gpu(kind):
+    theirs = trained_on_gpu("adam", kind)
+    ours = trained_on_gpu("deepnet_adam", kind)
 
-    def trained_on_gpu(name):
-        params = [torch.nn.Parameter(parameter.data.cuda()) for parameter in model_parameters(kind)]
-        built = build_optimiser(name, params, kind)
-        make_updates(built, params, range(20))
-        return built, params
+    assert largest_difference(float32_weights(*theirs), float32_weights(*ours)) < 1e-5
 
-    reference, theirs = trained_on_gpu("adam")
-    tested, ours = trained_on_gpu("deepnet_adam")
 
-    assert largest_difference(float32_weights(reference, theirs), float32_weights(tested, ours)) < 1e-5
-    tested.load_state_dict(reference.state_dict())
-    reference.load_state_dict(tested.state_dict())
+@pytest.mark.parametrize("kind", HALF)
+def test_states_move_between_adam_and_deepnet_adam_on_a_gpu(kind):
+    theirs = trained_on_gpu("adam", kind)
+    ours = trained_on_gpu("deepnet_adam", kind)
+
+    # neither raises an error
+    ours.optimizer.load_state_dict(theirs.optimizer.state_dict())
+    theirs.optimizer.load_state_dict(ours.optimizer.state_dict())
 
 
 @pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
 def test_an_update_waits_only_behind_its_backward_pass(data, tmp_path, precision):
-    """An update waits for the GPU only after its backward pass, from the second update on."""
+    """The task's train_step, forward and backward pass, may not wait for the GPU from the second update on."""
     flags = (*TINY, "--clip-norm", "1", "--optimizer", "deepnet_adam", precision)
     training = Training(data, tmp_path, *flags, common=ON_GPU)
     training.step()
     task = training.trainer.task
     passes = task.train_step
-    made = []
+    passes_made = []
 
     def passes_without_waiting(*args, **kwargs):
         with waiting_raises():
             result = passes(*args, **kwargs)
-        made.append(result)
+        passes_made.append(result)
         return result
 
     task.train_step = passes_without_waiting
     training.step()
 
-    assert len(made) == 1
+    assert len(passes_made) == 1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
 @pytest.mark.parametrize("mode", [(), ("--zero-sharding", "os")])
 def test_two_gpus_train_as_one(data, tmp_path, mode):
-    """Training on two GPUs in fp16 has the losses of one GPU with the same batches, over ten updates."""
+    """Training on two GPUs in fp16, by DDP or ZeRO, has the losses of one GPU with the same batches."""
     arch = ("--arch", "deepnet_transformer_tiny", "--dropout", "0", "--optimizer", "deepnet_adam")
     flags = (data, *ON_GPU, *arch, "--fp16", "--fp16-init-scale", "64", "--no-save", "--max-update", "10")
 
