@@ -77,7 +77,7 @@ def test_a_training_with_auto_logs_the_profile_once(trained_with_auto):
     (line,) = [line for line in trained_with_auto.printed.splitlines() if PROFILED in line]
 
     assert "auto" in line
-    assert "encoder 1 to" in line  # omega of the first branch, which is 1, and the largest
+    assert "encoder 1 to" in line  # from the omega of the first branch, which is 1, to that of the last
 
 
 def test_a_profile_from_a_file_trains_as_auto(profile, trained_with_auto, losses_with_profile):

@@ -102,12 +102,30 @@ def test_a_missing_file_to_start_from_is_named_with_the_suffix(three_trainings, 
     assert not save_dir.exists()
 
 
-def test_a_training_starts_from_the_restore_file_with_its_suffix(three_trainings, data, tmp_path):
-    start = ("--restore-file", str(three_trainings / "checkpoint_1_1.pt"), "--checkpoint-suffix", "_a")
+@pytest.fixture
+def updates_before_steps(monkeypatch) -> list[int]:
+    """Provide a list to which every training step adds the number of updates before it."""
+    numbers = []
+    train_step = Trainer.train_step
 
-    train(data, tmp_path, *FLAGS, *start, "--max-update", "2", common=COMMON)
+    def noted(trainer, *args, **kwargs):
+        numbers.append(trainer.get_num_updates())
+        return train_step(trainer, *args, **kwargs)
 
-    assert reading.updates(tmp_path / "checkpoint_last_a.pt") == 2
+    monkeypatch.setattr(Trainer, "train_step", noted)
+    return numbers
+
+
+@pytest.mark.parametrize("suffix", ["_a"])
+def test_a_training_starts_from_the_restore_file_with_its_suffix(
+    suffix, one_training, data, tmp_path, updates_before_steps
+):
+    start = ("--restore-file", str(one_training / "checkpoint_1_1.pt"), "--checkpoint-suffix", suffix)
+
+    train(data, tmp_path / "run", *FLAGS, *start, "--max-update", "2", common=COMMON)
+
+    assert updates_before_steps == [1]
+    assert reading.updates(tmp_path / "run" / "checkpoint_last_a.pt") == 2
 
 
 def test_a_missing_restore_file_of_a_yaml_is_refused(three_trainings, data, tmp_path):
@@ -142,22 +160,16 @@ def test_the_best_checkpoint_is_kept_with_the_suffix(data, tmp_path):
     assert best.name.endswith(".a.pt")
 
 
-def test_a_finished_fine_tuning_makes_no_update_when_started_again(three_trainings, data, tmp_path, monkeypatch):
-    updates_before = []  # of each training step
-    train_step = Trainer.train_step
-
-    def counted(trainer, *args, **kwargs):
-        updates_before.append(trainer.get_num_updates())
-        return train_step(trainer, *args, **kwargs)
-
-    monkeypatch.setattr(Trainer, "train_step", counted)
+def test_a_finished_fine_tuning_makes_no_update_when_started_again(
+    three_trainings, data, tmp_path, updates_before_steps
+):
     start = ("--finetune-from-model", str(three_trainings / "checkpoint2_a.pt"), "--checkpoint-suffix", "_b")
     flags = (*FLAGS, *start, "--max-update", "1")
 
     train(data, tmp_path, *flags, common=COMMON)
     train(data, tmp_path, *flags, common=COMMON)
 
-    assert updates_before == [0]
+    assert updates_before_steps == [0]
     assert reading.updates(tmp_path / "checkpoint_last_b.pt") == 1
 
 

@@ -93,10 +93,11 @@ def test_gradient_norms_are_exact_in_float32(large):
     params[0].grad = torch.ones(many)
     params[1].grad = torch.full((3,), large)
 
-    # fairseq passes a function that aggregates the norms of all processes
+    # fairseq passes a function that makes the norm of all processes of each one's own
     norm = optimizer.clip_grad_norm(0.0, aggregate_norm_fn=lambda own: 3 * own).item()
 
-    expected = 3 * math.sqrt(many * 1.0**2 + 3 * large**2)
+    own_norm = math.sqrt(many * 1.0**2 + 3 * large**2)
+    expected = 3 * own_norm
     assert norm == pytest.approx(expected, rel=2e-7, nan_ok=True)
 
 
@@ -132,7 +133,7 @@ class Trained(NamedTuple):
 def trained_in_half_precision(name: str, kind: str) -> Trained:
     """Make 30 updates, with clipping, overflows and a growing loss scale, in which parameter 4 has no gradient.
 
-    name: adam or deepnet_adam; kind: one of support.optimisers.HALF, precision and layout
+    name: adam or deepnet_adam; kind: a precision and layout of support.optimisers.HALF
     """
     params = model_parameters(kind)
     optimizer = build_optimiser(name, params, kind)

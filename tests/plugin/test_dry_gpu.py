@@ -92,6 +92,7 @@ def test_an_update_by_the_defaults_waits_for_the_device_only_at_its_end(default_
 
 
 def test_the_plan_counts_the_launches_of_an_update(default_update):
+    """`deepnet plan` estimates them by a formula, from flags alone."""
     planned = flops(parse_setting([*tiny_model(2), *DEFAULT, "--vocab", "100"])).launches
 
     assert planned == pytest.approx(default_update.launches("forward", "backward"), rel=0.1)

@@ -16,7 +16,7 @@ from ..support.logs import TRANSLATE, hypotheses, losses
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
 TEST_SENTENCES = 20
-KEPT_IN_FLOAT32 = ("admin", "r_fixup")  # methods whose parameters stay in float32 under half precision
+KEPT_IN_FLOAT32 = ("admin", "r_fixup")  # methods with parameters that stay in float32 under half precision
 KEPT_NAMES = (".omega", ".weights.weight", ".shift", ".a")  # ends of the names of these parameters
 
 

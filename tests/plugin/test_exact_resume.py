@@ -19,8 +19,9 @@ RUN = (*VALIDATED, *TINY, *SAVES.split())
 EMA = "--store-ema --ema-decay 0.9"
 PLATEAU = "--lr-scheduler reduce_lr_on_plateau --lr-patience 1 --lr-threshold 1"
 OVERFLOWS = f"--fp16-init-scale {2**22} --max-update 16"  # about seven batches overflow
-# Flags -> moments of the kills. ("update", 6): the training is killed when it begins its sixth update; each further
-# moment is counted from the restart before it.
+# Flags -> moments of the kills: ("update", 6) is the beginning of the sixth update of this start. Further moments are
+# the batches of validations, the writes and renames of files, and "end", where fairseq asks after each update whether
+# the training is over. The training is started again after each kill.
 IN_DEFAULT_SUITE = {
     f"--update-freq 3 {EMA} --max-update 9": [("update", 6), ("write", 2)],
 }
@@ -36,9 +37,9 @@ IN_SMOKE = {
     f"--update-freq 2,1 {EMA} --ema-fp32 --max-update 14": [("update", 4), ("update", 5)],  # other in each epoch
     "--save-interval-updates 0 --max-epoch 3": [("end", 10), ("update", 1), ("end", 10)],  # at an epoch's end
     "--max-update 12": [("end", 12)],  # killed after the last update
-    f"{PLATEAU} --max-update 42": [("update", 35)],
-    "--lr 1e-9 --patience 3 --max-update 40": [("end", 11)],
-    "--update-epoch-batch-itr True --max-update 24": [("update", 16)],
+    f"{PLATEAU} --max-update 42": [("update", 35)],  # the rate falls, as no loss falls by its whole size
+    "--lr 1e-9 --patience 3 --max-update 40": [("end", 11)],  # no loss falls: it ends after three validations
+    "--update-epoch-batch-itr True --max-update 24": [("update", 16)],  # other batches in each epoch
 }
 KILLS = IN_DEFAULT_SUITE | IN_SMOKE
 CASES = [*IN_DEFAULT_SUITE, *(pytest.param(flags, marks=pytest.mark.smoke) for flags in IN_SMOKE)]
@@ -51,7 +52,16 @@ def test_a_killed_training_ends_as_an_undisturbed_one(flags, data, tmp_path):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("moment", [("update", 5), ("update", 10), ("validation", 4), ("update", 16)], ids=str)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        ("update", 5),
+        ("update", 10),  # the last of an epoch
+        ("validation", 4),
+        ("update", 16),  # the last of the training
+    ],
+    ids=str,
+)
 def test_a_training_stopped_by_sigterm_ends_as_an_undisturbed_one(moment, data, tmp_path):
     """A training stopped by SIGTERM at any point, validation included, ends as an undisturbed one."""
     assert_ends_as_one_left_alone(tmp_path, (data, *RUN, "--max-update", "16"), moments=[moment], kind=signal.SIGTERM)
