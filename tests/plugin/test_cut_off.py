@@ -62,7 +62,7 @@ class Host:
 
 @pytest.fixture
 def hosts():
-    """Provide two joined hosts; skip where the user or system has no network namespaces."""
+    """Provide two hosts joined by a cable, 10.77.0.1 and 10.77.0.2; skip where there are no network namespaces."""
     made: list[Host] = []
     try:
         made.append(Host(0, "unshare", "--user", "--map-root-user", "--net"))

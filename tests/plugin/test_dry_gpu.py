@@ -40,7 +40,7 @@ MOST_OUTSIDE = 30  # launches of an update by graphs outside of them
 PASSES = ("input", "forward", "backward")  # parts of an update that must not wait for the device
 # Waits are written as "part kind file:function".
 WAITS_IN_PASSES = {"chunked": {"forward nonzero plugin/chunked_cross_entropy.py:forward"}}  # by key of OTHER_SETTINGS
-DECODING_WAITS = {"rest copy to host core/cache.py:reorder"}  # of a step of beam search
+DECODING_WAITS = {"rest copy to host core/cache.py:reorder"}  # of a step of beam search: the new order of the beams
 PRECISIONS = {
     "float32": (), "fp16": ("--fp16",), "bf16": ("--bf16",), "amp": ("--amp",),
     "memory-efficient fp16": ("--memory-efficient-fp16",), "memory-efficient bf16": ("--memory-efficient-bf16",),
@@ -111,7 +111,7 @@ def test_an_update_by_graphs_has_few_launches_and_one_wait(gpu, method):
     )
 
     assert obstacle_to_graphs is None
-    assert in_graphs > 100
+    assert in_graphs > 100  # as one layer of each stack has in COST
     assert outside <= MOST_OUTSIDE
     assert waits.total() == 1
     (wait,) = waits

@@ -520,18 +520,21 @@ def test_a_number_of_shapes_is_refused_on_a_cpu():
 # Language models
 
 
+LANGUAGE_MODEL_UPDATES = 8
+
+
 class LanguageModelRun(NamedTuple):
-    losses: list[float]  # of 8 updates
+    losses: list[float]  # of each update, bits a token
     graphs: GraphedStep | None
 
 
 def train_language_model_in_process(text, kind: str, *flags, device=None) -> LanguageModelRun:
-    """Train a model, "causal" or "masked", for 8 updates, without graphs unless a device is given."""
+    """Train a model, "causal" or "masked", for a few updates, without graphs unless a device is given."""
     words = (text, *KINDS[kind], *FLAGS, *flags)
     trainer = build_trainer(parse_training_flags([str(word) for word in words]))
     graphs = None if device is None else GraphedStep(SHAPES, PAD, device)
     use_graphs(trainer, graphs)
-    batches = first_batches(trainer, 8)
+    batches = first_batches(trainer, LANGUAGE_MODEL_UPDATES)
     with metrics.aggregate():
         losses = [trainer.train_step([batch])["loss"] for batch in batches]
     return LanguageModelRun(losses, graphs)
@@ -544,7 +547,7 @@ def test_causal_language_models_train_by_graphs(flags, tmp_path):
     by_graphs = train_language_model_in_process(text, "causal", *flags, device=RecordedDevice())
 
     plain = train_language_model_in_process(text, "causal", *flags)
-    assert by_graphs.graphs.served == 8
+    assert by_graphs.graphs.served == LANGUAGE_MODEL_UPDATES
     assert by_graphs.graphs.obstacle is None
     assert by_graphs.losses == pytest.approx(plain.losses, abs=ROUNDING)
 
