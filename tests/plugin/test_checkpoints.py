@@ -163,7 +163,8 @@ def test_a_full_disk_leaves_the_old_checkpoint(last, tmp_path):
     assert file_names(tmp_path) == {last.name}
 
 
-def test_fairseqs_copies_of_checkpoints_are_atomic_too(last, previous, tmp_path):
+def test_a_copy_over_the_last_checkpoint_keeps_it_as_checkpoint_previous(last, previous, tmp_path):
+    """fairseq saves a checkpoint once, and copies it to its other names by PathManager.copy."""
     other = tmp_path / "checkpoint_1_2.pt"
     torch.save(state_after(1), last)
     torch.save(state_after(2), other)

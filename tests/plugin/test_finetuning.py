@@ -170,12 +170,13 @@ def test_a_killed_fine_tuning_resumes_exactly_by_the_same_command(data, pretrain
 
 def load_classifier(folder, **overrides):
     """Load checkpoint_last.pt as fairseq's programs do; overrides: settings in the place of the checkpoint's."""
-    [model], _, _ = checkpoint_utils.load_model_ensemble_and_task([str(folder / "checkpoint_last.pt")], overrides)
-    return model
+    paths = [str(folder / "checkpoint_last.pt")]
+    models, _cfg, _task = checkpoint_utils.load_model_ensemble_and_task(paths, overrides)
+    return models[0]
 
 
 def test_a_head_that_the_task_lacks_is_dropped_with_a_warning(fine_tuned, caplog):
-    logging.getLogger("deepnet_fairseq").propagate = True
+    logging.getLogger("deepnet_fairseq").propagate = True  # to caplog
 
     model = load_classifier(fine_tuned, **OTHER_HEAD)
 

@@ -112,35 +112,41 @@ class Trained(NamedTuple):
     params: list[torch.nn.Parameter]
 
 
-def trained_on_gpu(name: str, kind: str) -> Trained:
-    """Make 20 updates with adam or deepnet_adam; kind: a precision and layout of HALF."""
+def trained_on_gpu(name: str, kind: str, updates: int) -> Trained:
+    """Train with adam or deepnet_adam; kind: a precision and layout of HALF."""
     params = [torch.nn.Parameter(parameter.data.cuda()) for parameter in model_parameters(kind)]
     optimizer = build_optimiser(name, params, kind)
-    make_updates(optimizer, params, range(20))
+    make_updates(optimizer, params, range(updates))
     return Trained(optimizer, params)
+
+
+def first_moments(optimizer) -> list[torch.Tensor]:
+    """Return Adam's first moments in an optimiser's state."""
+    return [entry["exp_avg"].cpu() for entry in optimizer.state_dict()["state"].values()]
 
 
 @pytest.mark.parametrize("kind", HALF)
 def test_deepnet_adam_makes_fairseqs_updates_on_a_gpu(kind):
-    theirs = trained_on_gpu("adam", kind)
-    ours = trained_on_gpu("deepnet_adam", kind)
+    theirs = trained_on_gpu("adam", kind, updates=20)
+    ours = trained_on_gpu("deepnet_adam", kind, updates=20)
 
     assert largest_difference(float32_weights(*theirs), float32_weights(*ours)) < 1e-5
 
 
+@pytest.mark.parametrize("giver, taker", [("adam", "deepnet_adam"), ("deepnet_adam", "adam")])
 @pytest.mark.parametrize("kind", HALF)
-def test_states_move_between_adam_and_deepnet_adam_on_a_gpu(kind):
-    theirs = trained_on_gpu("adam", kind)
-    ours = trained_on_gpu("deepnet_adam", kind)
+def test_state_moves_between_adam_and_deepnet_adam_on_a_gpu(kind, giver, taker):
+    trained = trained_on_gpu(giver, kind, updates=20)
+    fresh = trained_on_gpu(taker, kind, updates=0)
 
-    # neither raises an error
-    ours.optimizer.load_state_dict(theirs.optimizer.state_dict())
-    theirs.optimizer.load_state_dict(ours.optimizer.state_dict())
+    fresh.optimizer.load_state_dict(trained.optimizer.state_dict())
+
+    assert largest_difference(first_moments(fresh.optimizer), first_moments(trained.optimizer)) == 0
 
 
 @pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
-def test_an_update_waits_only_behind_its_backward_pass(data, tmp_path, precision):
-    """The task's train_step, forward and backward pass, may not wait for the GPU from the second update on."""
+def test_the_passes_of_an_update_do_not_wait_for_the_gpu(data, tmp_path, precision):
+    """The passes are the task's train_step; those of the first update may wait."""
     flags = (*TINY, "--clip-norm", "1", "--optimizer", "deepnet_adam", precision)
     training = Training(data, tmp_path, *flags, common=ON_GPU)
     training.step()
@@ -168,6 +174,7 @@ def test_two_gpus_train_as_one(data, tmp_path, mode):
     flags = (data, *ON_GPU, *arch, "--fp16", "--fp16-init-scale", "64", "--no-save", "--max-update", "10")
 
     def losses_of(log, *more):
+        """Train, with the output in the file `log`; return the loss of each update."""
         log.write_text(run_cold("fairseq-train", *flags, *more).stdout)
         return [float(row["loss"]) for row in ranks.updates(log)]
 
