@@ -1,6 +1,6 @@
 """Tests that a loss which changes its batch changes it for nobody else.
 
-fairseq's R-Drop loss does so: it replaces the batch's tensors by two copies of each, one below the other.
+fairseq's R-Drop loss does so: it replaces the tensors of the model's input by two copies of each, one below the other.
 """
 
 from __future__ import annotations

@@ -60,6 +60,7 @@ def test_a_folder_with_the_saved_updates_has_lost_nothing(folder):
 
 
 def test_fewer_updates_than_were_saved_are_noticed(folder):
+    # 6 updates that there are, and 9 that were saved
     with pytest.raises(states.Lost, match=r"checkpoint_last.pt .*\b6\b.*\b9\b"):
         states.check(folder, at_least=9)
 
