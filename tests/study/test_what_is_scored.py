@@ -1,10 +1,15 @@
 """Tests that `deepnet score` scores translations: not the references, pieces of words, or another test set.
 
-The right number is known each time: from the same text in another file, or by hand.
+The right number is known each time: from the same text in another file, or by hand. fairseq-generate prints of sentence
+n the lines T-n (reference), H-n (translation, with pieces joined by --remove-bpe) and D-n (the same after --bpe), and
+logs its settings and the test set in a file beside. Raw references are those of the data, before it was tokenised. The
+entry "notes" of a score has a sentence for each reason to doubt it.
 """
 
 import json
 import random
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import sentencepiece
@@ -17,14 +22,18 @@ from deepnet_fairseq.study.scoring.scores import score
 from ..support.errors import refused
 from ..support.translated import as_lines, random_sentences, with_wrong_words, write_generated, write_prepared_corpus
 
-TEXT = random_sentences(40)
-WRONG = with_wrong_words(TEXT, 0.3)
-CHINESE = ["我是一个学生，真的。", "今天天气很好。", "他们去了北京。"]
-WRONG_CHINESE = ["我是学生，真的。", "今天的天气好。", "他去了北京吗？"]
+SENTENCES = 40
+REFERENCES = random_sentences(SENTENCES)
+TRANSLATIONS = with_wrong_words(REFERENCES, rate=0.3)
+CHINESE_REFERENCES = ["我是一个学生，真的。", "今天天气很好。", "他们去了北京。"]
+CHINESE_TRANSLATIONS = ["我是学生，真的。", "今天的天气好。", "他去了北京吗？"]
 
 
-def with_unknown_words(sentences):
-    """Return references as fairseq-generate prints them of words that the dictionary lacks, so that none match."""
+def with_unknown_last_words(sentences):
+    """Return lines T-n of sentences whose last word is not in the dictionary, which fairseq prints as <<unk>>.
+
+    <<unk>> matches no word, so that scores against these lines are lower than against raw references.
+    """
     return [f"{sentence} <<unk>>" for sentence in sentences]
 
 
@@ -32,9 +41,9 @@ def with_unknown_words(sentences):
 
 
 @pytest.fixture
-def output_of_references(tmp_path):
-    """Provide the output and log of fairseq-generate --score-reference."""
-    return write_generated(tmp_path / "o.txt", TEXT, TEXT, direction="de-en", score_reference=True)
+def output_of_score_reference(tmp_path):
+    """Provide the output of fairseq-generate --score-reference, whose translations are the references, and its log."""
+    return write_generated(tmp_path / "o.txt", REFERENCES, REFERENCES, direction="de-en", score_reference=True)
 
 
 def move_log_into(output):
@@ -44,129 +53,141 @@ def move_log_into(output):
     log.unlink()
 
 
-def assert_refused_as_references(output):
+def assert_refused_for_score_reference(output):
     with refused(output) as caught:
         score(output)
 
     assert "--score-reference" in caught.value.way_out
 
 
-def test_references_are_refused_by_the_log_beside(output_of_references):
-    assert_refused_as_references(output_of_references)
+def test_output_of_score_reference_is_refused_by_the_log_beside(output_of_score_reference):
+    assert_refused_for_score_reference(output_of_score_reference)
 
 
-def test_references_are_refused_by_the_log_in_the_output(output_of_references):
-    move_log_into(output_of_references)
+def test_output_of_score_reference_is_refused_by_the_log_within(output_of_score_reference):
+    move_log_into(output_of_score_reference)
 
-    assert_refused_as_references(output_of_references)
-
-
-def test_references_are_refused_by_settings_printed_as_a_namespace(output_of_references):
-    """Releases before 0.10 print their settings so."""
-    move_log_into(output_of_references)
-    as_namespace = output_of_references.read_text().replace("'score_reference': True", "score_reference=True")
-    output_of_references.write_text(as_namespace)
-
-    assert_refused_as_references(output_of_references)
+    assert_refused_for_score_reference(output_of_score_reference)
 
 
-def test_references_are_refused_as_a_system_to_compare(output_of_references, tmp_path):
-    baseline = write_generated(tmp_path / "other.txt", WRONG, TEXT, direction="de-en")
+def test_output_of_score_reference_is_refused_by_the_log_of_an_old_fairseq(output_of_score_reference):
+    """Releases before 0.10 print their settings as a Namespace."""
+    move_log_into(output_of_score_reference)
+    as_dictionary = output_of_score_reference.read_text()
+    assert "'score_reference': True" in as_dictionary
+    as_namespace = as_dictionary.replace("'score_reference': True", "score_reference=True")
+    output_of_score_reference.write_text(as_namespace)
 
-    with refused(output_of_references) as caught:
-        significance(baseline, [output_of_references])
+    assert_refused_for_score_reference(output_of_score_reference)
+
+
+def test_output_of_score_reference_is_refused_as_a_system_to_compare(output_of_score_reference, tmp_path):
+    baseline = write_generated(tmp_path / "other.txt", TRANSLATIONS, REFERENCES, direction="de-en")
+
+    with refused(output_of_score_reference) as caught:
+        significance(baseline, [output_of_score_reference])
 
     assert "--score-reference" in caught.value.way_out
 
 
-def test_the_last_run_of_a_log_counts(output_of_references):
-    log = output_of_references.with_suffix(".log")
-    of_first_run = log.read_text()
-    write_generated(output_of_references, WRONG, TEXT, direction="de-en")
-    log.write_text(of_first_run + log.read_text())
+def test_settings_of_the_last_run_in_a_log_count(output_of_score_reference):
+    """A run with --score-reference is followed by one without, which replaces the output."""
+    log = output_of_score_reference.with_suffix(".log")
+    log_of_first_run = log.read_text()
+    write_generated(output_of_score_reference, TRANSLATIONS, REFERENCES, direction="de-en")
+    log_of_second_run = log.read_text()
+    log.write_text(log_of_first_run + log_of_second_run)
 
-    assert score(output_of_references)["notes"] == []
+    assert score(output_of_score_reference)["notes"] == []
+
+
+class Prescribed(NamedTuple):
+    """An output whose search was given parts of the references, and the flag of fairseq-generate that did so."""
+
+    output: Path
+    flag: str
 
 
 @pytest.fixture(params=[({"prefix_size": 3}, "--prefix-size 3"), ({"constraints": "ordered"}, "--constraints")])
-def output_with_prescribed_words(request, tmp_path):
-    """Provide an output whose search was given parts of the references, and the flag that did so."""
+def prescribed(request, tmp_path):
+    """Provide a Prescribed of each such flag, whose log has the flag's setting."""
     settings, flag = request.param
-    path = write_generated(tmp_path / "o.txt", WRONG, TEXT, direction="de-en", **settings)
-    return path, flag
+    output = write_generated(tmp_path / "o.txt", TRANSLATIONS, REFERENCES, direction="de-en", **settings)
+    return Prescribed(output, flag)
 
 
 @pytest.fixture
-def free_output(tmp_path):
-    """Provide an output whose search was free."""
-    return write_generated(tmp_path / "free.txt", WRONG, TEXT, direction="de-en")
+def unconstrained_output(tmp_path):
+    """Provide an output whose log says that the search was given nothing of the references."""
+    return write_generated(tmp_path / "free.txt", TRANSLATIONS, REFERENCES, direction="de-en")
 
 
-def test_parts_of_the_references_in_the_search_are_noted(output_with_prescribed_words):
-    path, flag = output_with_prescribed_words
+def test_a_flag_that_gives_parts_of_references_to_the_search_is_noted(prescribed):
+    (note,) = score(prescribed.output)["notes"]
 
-    (note,) = score(path)["notes"]
-
-    assert flag in note
+    assert prescribed.flag in note
 
 
-def test_a_free_search_has_no_note(free_output):
-    assert score(free_output)["notes"] == []
+def test_an_unconstrained_search_has_no_note(unconstrained_output):
+    assert score(unconstrained_output)["notes"] == []
 
 
-def test_notes_are_printed_below_scores(output_with_prescribed_words, capsys):
-    path, _ = output_with_prescribed_words
-    (note,) = score(path)["notes"]
+def test_notes_are_printed_with_scores(prescribed, capsys):
+    (note,) = score(prescribed.output)["notes"]
 
-    main(["score", str(path)])
+    main(["score", str(prescribed.output)])
 
-    assert f"note: {note}" in capsys.readouterr().out
-
-
-def test_notes_are_printed_below_comparisons(output_with_prescribed_words, free_output, capsys):
-    path, _ = output_with_prescribed_words
-    (note,) = score(path)["notes"]
-
-    main(["score", str(free_output), str(path)])
-
-    assert f"note: {note}" in capsys.readouterr().out
+    assert note in capsys.readouterr().out
 
 
-def test_notes_are_in_the_json_of_comparisons(output_with_prescribed_words, free_output, capsys):
-    path, _ = output_with_prescribed_words
-    (note,) = score(path)["notes"]
+def test_notes_are_printed_with_comparisons(prescribed, unconstrained_output, capsys):
+    (note,) = score(prescribed.output)["notes"]
 
-    main(["score", str(free_output), str(path), "--json"])
+    main(["score", str(unconstrained_output), str(prescribed.output)])
 
-    assert json.loads(capsys.readouterr().out)[0]["notes"] == [note]
+    assert note in capsys.readouterr().out
+
+
+def test_notes_are_in_the_json_of_comparisons(prescribed, unconstrained_output, capsys):
+    (note,) = score(prescribed.output)["notes"]
+
+    main(["score", str(unconstrained_output), str(prescribed.output), "--json"])
+
+    (comparison,) = json.loads(capsys.readouterr().out)  # of the only test set
+    assert comparison["notes"] == [note]
 
 
 # The same without a log, from the text alone.
 
 
-def beginning_as_references(references, words):
-    """Return wrong translations that begin with as many words of their references."""
-    wrong = with_wrong_words(references, 1.0)
-    forced = []
-    for reference, line in zip(references, wrong, strict=True):
-        forced.append(" ".join(reference.split()[:words] + line.split()[words:]))
-    return forced
+def with_beginnings_of_references(references, words):
+    """Return lines whose first `words` words are those of their references, and all others are random."""
+    random_lines = with_wrong_words(references, rate=1.0)
+    lines = []
+    for reference, random_line in zip(references, random_lines, strict=True):
+        beginning = reference.split()[:words]
+        rest = random_line.split()[words:]
+        lines.append(" ".join(beginning + rest))
+    return lines
 
 
-WITH_UNK = [line.replace("Hund", "<unk>") for line in TEXT]  # where an unknown word was forced into the translation
-WITH_UNK_IN_REFERENCES = [line.replace("Hund", "<<unk>>") for line in TEXT]
+# "Hund" is not in the dictionary: fairseq prints it as <<unk>> in references, and as <unk> where it was forced into a
+# translation.
+REFERENCES_WITH_UNK = [line.replace("Hund", "<<unk>>") for line in REFERENCES]
+FORCED_WITH_UNK = [line.replace("Hund", "<unk>") for line in REFERENCES]
 
 
 @pytest.mark.parametrize(
     ("translations", "references", "flag"),
     [
-        (TEXT, TEXT, "--score-reference"),
-        (WITH_UNK, WITH_UNK_IN_REFERENCES, "--score-reference"),
-        (beginning_as_references(TEXT, words=2), TEXT, "--prefix-size"),
+        (REFERENCES, REFERENCES, "--score-reference"),
+        (FORCED_WITH_UNK, REFERENCES_WITH_UNK, "--score-reference"),
+        (with_beginnings_of_references(REFERENCES, words=2), REFERENCES, "--prefix-size"),
     ],
     ids=["equal", "equal but for unk", "equal beginnings"],
 )
-def test_text_like_the_references_is_noted_without_a_log(translations, references, flag, tmp_path):
+def test_a_likeness_to_the_references_is_noted_without_a_log(translations, references, flag, tmp_path):
+    """The note names the flag that gives such translations."""
     path = write_generated(tmp_path / "o.txt", translations, references)
 
     (note,) = score(path)["notes"]
@@ -174,9 +195,9 @@ def test_text_like_the_references_is_noted_without_a_log(translations, reference
     assert flag in note
 
 
-def test_text_equal_to_raw_references_is_noted_without_a_log(tmp_path):
-    data = write_prepared_corpus(tmp_path / "c", {"test.de-en": TEXT})
-    path = write_generated(tmp_path / "de-en.txt", TEXT)
+def test_translations_equal_to_raw_references_are_noted_without_a_log(tmp_path):
+    data = write_prepared_corpus(tmp_path / "c", {"test.de-en": REFERENCES})
+    path = write_generated(tmp_path / "de-en.txt", REFERENCES)
 
     (note,) = score(path, data)["notes"]
 
@@ -185,17 +206,17 @@ def test_text_equal_to_raw_references_is_noted_without_a_log(tmp_path):
 
 @pytest.mark.parametrize(
     "translations",
-    [WRONG, beginning_as_references(TEXT[:9], words=2) + WRONG[9:]],
-    ids=["other text", "some equal beginnings"],
+    [TRANSLATIONS, with_beginnings_of_references(REFERENCES[:9], words=2) + TRANSLATIONS[9:]],
+    ids=["free", "9 of 40 with equal beginnings"],
 )
-def test_text_unlike_the_references_has_no_note(translations, tmp_path):
-    path = write_generated(tmp_path / "o.txt", translations, TEXT)
+def test_translations_unlike_the_references_have_no_note_without_a_log(translations, tmp_path):
+    path = write_generated(tmp_path / "o.txt", translations, REFERENCES)
 
     assert score(path)["notes"] == []
 
 
-def test_equal_text_has_no_note_if_the_log_says_that_it_was_translated(tmp_path):
-    path = write_generated(tmp_path / "o.txt", TEXT, TEXT, direction="de-en")
+def test_translations_equal_to_references_have_no_note_if_the_log_says_they_are_free(tmp_path):
+    path = write_generated(tmp_path / "o.txt", REFERENCES, REFERENCES, direction="de-en")
 
     assert score(path)["notes"] == []
 
@@ -203,30 +224,36 @@ def test_equal_text_has_no_note_if_the_log_says_that_it_was_translated(tmp_path)
 # The test set that an output is of.
 
 
-def write_text_data(folder, langs=("en", "zh"), subsets=("test",), text=CHINESE):
-    """Write what scores read of data of `deepnet prepare text`: dictionaries, names of binarised files, raw text."""
-    source, target = langs
+def write_en_zh_data(folder, subsets):
+    """Write what scores read of data of `deepnet prepare text`: dictionaries, names of binarised files, raw text.
+
+    The raw text of each of the subsets is CHINESE_REFERENCES, in both languages.
+    """
     (folder / "raw").mkdir(parents=True)
-    for lang in langs:
+    for lang in ("en", "zh"):
         (folder / f"dict.{lang}.txt").touch()
         for subset in subsets:
-            (folder / f"{subset}.{source}-{target}.{lang}.idx").touch()
-            (folder / "raw" / f"{subset}.{lang}").write_text(as_lines(text))
+            (folder / f"{subset}.en-zh.{lang}.idx").touch()
+            (folder / "raw" / f"{subset}.{lang}").write_text(as_lines(CHINESE_REFERENCES))
     return folder
 
 
 @pytest.fixture
-def chinese_data(tmp_path):
-    """Provide data of en-zh with the test set CHINESE."""
-    return write_text_data(tmp_path / "bin")
+def en_zh_data(tmp_path):
+    """Provide data of en-zh with CHINESE_REFERENCES as the raw references of "test"."""
+    return write_en_zh_data(tmp_path / "bin", subsets=["test"])
+
+
+def write_en_zh_output(path):
+    """Write CHINESE_TRANSLATIONS as an output of en-zh, and its log with a speed."""
+    references = with_unknown_last_words(CHINESE_REFERENCES)
+    return write_generated(path, CHINESE_TRANSLATIONS, references, direction="en-zh", seconds=2.5)
 
 
 @pytest.fixture
 def results_file(tmp_path):
-    """Provide the file of fairseq-generate --results-path, alone in its folder but for its log and a stray text."""
-    references = with_unknown_words(CHINESE)
-    path = tmp_path / "out" / "generate-test.txt"
-    write_generated(path, WRONG_CHINESE, references, direction="en-zh", seconds=2.5)
+    """Provide the output as fairseq-generate --results-path names it, in a folder with its log and a stray text."""
+    path = write_en_zh_output(tmp_path / "out" / "generate-test.txt")
     (path.parent / "hypotheses.txt").write_text("cut -f 3 has written this\n")
     return path
 
@@ -234,53 +261,64 @@ def results_file(tmp_path):
 @pytest.fixture
 def file_named_by_languages(tmp_path):
     """Provide the same output in a file that is named by its languages."""
-    references = with_unknown_words(CHINESE)
-    return write_generated(tmp_path / "a" / "en-zh.txt", WRONG_CHINESE, references, direction="en-zh", seconds=2.5)
+    return write_en_zh_output(tmp_path / "a" / "en-zh.txt")
 
 
-def test_a_folder_of_results_scores_as_its_file(results_file, file_named_by_languages, chinese_data):
-    """It has the file's language, raw references and speed."""
-    wanted = score(file_named_by_languages, chinese_data)
-    assert "tok:zh" in wanted["signature"]
-    assert wanted["reference"] == "raw"
-    assert wanted["generation"]["seconds"] == 2.5
+def test_a_score_has_the_language_raw_references_and_speed(file_named_by_languages, en_zh_data):
+    result = score(file_named_by_languages, en_zh_data)
 
-    assert score(results_file, chinese_data) == wanted
-    assert score(results_file.parent, chinese_data) == wanted
+    assert "tok:zh" in result["signature"]
+    assert result["reference"] == "raw"
+    assert result["generation"]["seconds"] == 2.5
 
 
-def test_a_folder_of_results_without_its_log_lacks_only_the_speed(results_file, file_named_by_languages, chinese_data):
-    wanted = score(file_named_by_languages, chinese_data) | {"generation": None}
+def test_a_folder_of_results_scores_as_a_file_named_by_languages(results_file, file_named_by_languages, en_zh_data):
+    wanted = score(file_named_by_languages, en_zh_data)
+
+    of_file = score(results_file, en_zh_data)
+    of_folder = score(results_file.parent, en_zh_data)
+
+    assert of_file == wanted
+    assert of_folder == wanted
+
+
+def test_a_folder_of_results_without_its_log_lacks_only_the_speed(results_file, file_named_by_languages, en_zh_data):
+    without_speed = score(file_named_by_languages, en_zh_data) | {"generation": None}
     results_file.with_suffix(".log").unlink()
 
-    assert score(results_file, chinese_data) == wanted
-    assert score(results_file.parent, chinese_data) == wanted
+    of_file = score(results_file, en_zh_data)
+    of_folder = score(results_file.parent, en_zh_data)
+
+    assert of_file == without_speed
+    assert of_folder == without_speed
 
 
-def test_a_folder_of_results_compares_as_its_file(results_file, file_named_by_languages, chinese_data):
-    bleu = score(file_named_by_languages, chinese_data)["bleu"]
+def test_a_folder_of_results_compares_as_a_file_named_by_languages(results_file, file_named_by_languages, en_zh_data):
+    rounded_bleu = score(file_named_by_languages, en_zh_data)["bleu"]  # to two decimals
 
-    comparison = significance(results_file.parent, [file_named_by_languages], chinese_data)[None]
+    comparisons = significance(results_file.parent, [file_named_by_languages], en_zh_data)
 
-    of_folder, of_file = comparison.results["BLEU"]
-    assert of_folder.score == pytest.approx(bleu, abs=0.01)
-    assert of_file.score == pytest.approx(bleu, abs=0.01)
+    only = comparisons[None]  # the test set of bilingual runs has no name
+    of_folder, of_file = only.results["BLEU"]
+    assert of_folder.score == pytest.approx(rounded_bleu, abs=0.01)
+    assert of_file.score == pytest.approx(rounded_bleu, abs=0.01)
 
 
 @pytest.fixture
 def data_of_two_sets(tmp_path):
-    """Provide data of en-zh with the test sets CHINESE and, as "valid", the same sentences in reverse order."""
-    data = write_text_data(tmp_path / "bin", subsets=("test", "valid"))
-    (data / "raw" / "valid.zh").write_text(as_lines(CHINESE[::-1]))
+    """Provide data of en-zh with the raw references CHINESE_REFERENCES, and for "valid" the same in reverse order."""
+    data = write_en_zh_data(tmp_path / "bin", subsets=["test", "valid"])
+    (data / "raw" / "valid.zh").write_text(as_lines(CHINESE_REFERENCES[::-1]))
     return data
 
 
 @pytest.fixture
 def results_of_two_sets(tmp_path):
-    """Provide a folder with the results of both sets."""
+    """Provide a folder with the results of both sets, those of "valid" in reverse order, without logs."""
     folder = tmp_path / "out"
-    write_generated(folder / "generate-test.txt", WRONG_CHINESE, with_unknown_words(CHINESE))
-    write_generated(folder / "generate-valid.txt", WRONG_CHINESE[::-1], with_unknown_words(CHINESE[::-1]))
+    references = with_unknown_last_words(CHINESE_REFERENCES)
+    write_generated(folder / "generate-test.txt", CHINESE_TRANSLATIONS, references)
+    write_generated(folder / "generate-valid.txt", CHINESE_TRANSLATIONS[::-1], references[::-1])
     return folder
 
 
@@ -290,13 +328,10 @@ def test_each_file_of_results_is_compared_with_its_own_test_set(results_of_two_s
     assert result["sets"].keys() == {"test", "valid"}
     for subset in ("test", "valid"):
         assert list(result["sets"][subset]["directions"]) == ["en-zh"]
-    test = result["sets"]["test"]["directions"]["en-zh"]
-    valid = result["sets"]["valid"]["directions"]["en-zh"]
-    assert test["reference"] == "raw"
-    assert valid["reference"] == "raw"
-    assert test["bleu"] == valid["bleu"]
-    assert test["bleu"] > 20
-    assert result["from_english"] == test["bleu"]
+        scores = result["sets"][subset]["directions"]["en-zh"]
+        assert scores["reference"] == "raw"
+        assert scores["bleu"] == pytest.approx(45.7, abs=0.1)  # by sacreBLEU; 6.8 against the other set's references
+        assert result["from_english"] == scores["bleu"]
 
 
 @pytest.mark.parametrize("subset", ["test", "valid"])
@@ -308,27 +343,26 @@ def test_a_file_of_results_scores_alone_as_among_others(subset, results_of_two_s
     assert alone["bleu"] == together["sets"][subset]["directions"]["en-zh"]["bleu"]
 
 
-def test_a_folder_of_results_for_each_direction_scores_as_named_files(tmp_path):
+def test_results_in_folders_named_by_direction_score_as_files_named_by_direction(tmp_path):
     for direction, rate in (("de-en", 0.1), ("en-de", 0.3)):
-        wrong = with_wrong_words(TEXT, rate)
-        write_generated(tmp_path / "results" / direction / "generate-test.txt", wrong, TEXT)
-        write_generated(tmp_path / "named" / f"{direction}.txt", wrong, TEXT)
+        translations = with_wrong_words(REFERENCES, rate)
+        write_generated(tmp_path / "results" / direction / "generate-test.txt", translations, REFERENCES)
+        write_generated(tmp_path / "named" / f"{direction}.txt", translations, REFERENCES)
 
     of_results = score(tmp_path / "results")
     of_named = score(tmp_path / "named")
 
-    for scores in (*of_results["directions"].values(), *of_named["directions"].values()):
-        scores.pop("notes")  # they name the file
     assert of_results == of_named
     assert list(of_results["sets"]) == ["test"]
+    assert list(of_results["directions"]) == ["de-en", "en-de"]
 
 
 @pytest.fixture
 def results_of_two_checkpoints(tmp_path):
-    """Provide a folder with two translations of one test set."""
+    """Provide a folder with two translations of one test set, named by their checkpoints."""
     for checkpoint in ("checkpoint_best", "checkpoint_last"):
         path = tmp_path / "out" / f"generate-test-{checkpoint}.txt"
-        write_generated(path, WRONG, TEXT, direction="de-en")
+        write_generated(path, TRANSLATIONS, REFERENCES, direction="de-en")
     return tmp_path / "out"
 
 
@@ -339,32 +373,39 @@ def test_two_translations_of_one_test_set_are_refused(results_of_two_checkpoints
     assert "generate-test-checkpoint_best.txt" in caught.value.way_out
 
 
-def test_a_name_with_a_checkpoint_is_one_of_results(results_of_two_checkpoints):
+def test_a_checkpoint_in_the_name_of_results_is_no_direction(results_of_two_checkpoints):
+    """The folder then scores as its only file does."""
     (results_of_two_checkpoints / "generate-test-checkpoint_last.txt").unlink()
 
-    result = score(results_of_two_checkpoints)
+    of_folder = score(results_of_two_checkpoints)
 
-    assert "directions" not in result
+    assert "directions" not in of_folder
+    assert of_folder == score(results_of_two_checkpoints / "generate-test-checkpoint_best.txt")
 
 
-def test_a_name_of_other_languages_than_the_datas_is_only_a_name(chinese_data, tmp_path):
-    """run-out would be Rundi to a language "out"; the data's only direction counts."""
-    odd = write_generated(tmp_path / "out" / "run-out.txt", WRONG_CHINESE, with_unknown_words(CHINESE))
-    named = write_generated(tmp_path / "en-zh.txt", WRONG_CHINESE, with_unknown_words(CHINESE))
+@pytest.fixture
+def file_named_run_out(tmp_path):
+    """Provide an output of en-zh named run-out.txt, as if of Rundi to a language "out"; the data has neither."""
+    references = with_unknown_last_words(CHINESE_REFERENCES)
+    return write_generated(tmp_path / "out" / "run-out.txt", CHINESE_TRANSLATIONS, references)
 
-    result = score(odd, chinese_data)
 
-    assert result == score(named, chinese_data)
+def test_a_file_name_of_languages_that_the_data_lacks_is_no_direction(file_named_run_out, en_zh_data, tmp_path):
+    """The only direction of the data counts."""
+    references = with_unknown_last_words(CHINESE_REFERENCES)
+    named = write_generated(tmp_path / "en-zh.txt", CHINESE_TRANSLATIONS, references)
+
+    result = score(file_named_run_out, en_zh_data)
+
+    assert result == score(named, en_zh_data)
     assert result["reference"] == "raw"
 
 
-def test_a_name_of_other_languages_than_the_datas_is_refused_in_a_folder(chinese_data, tmp_path):
-    odd = write_generated(tmp_path / "out" / "run-out.txt", WRONG_CHINESE, with_unknown_words(CHINESE))
+def test_a_file_name_of_languages_that_the_data_lacks_is_refused_in_a_folder(file_named_run_out, en_zh_data):
+    with refused(file_named_run_out) as caught:
+        score(file_named_run_out.parent, en_zh_data)
 
-    with refused(odd) as caught:
-        score(tmp_path / "out", chinese_data)
-
-    assert "en, zh" in caught.value.way_out
+    assert "en, zh" in caught.value.way_out  # the languages of the data
 
 
 # Pieces of bytes.
@@ -372,10 +413,10 @@ def test_a_name_of_other_languages_than_the_datas_is_refused_in_a_folder(chinese
 
 @pytest.fixture(scope="module")
 def byte_model(tmp_path_factory):
-    """Provide a SentencePiece model with byte fallback, to which ö and 爿 are unknown."""
+    """Provide a SentencePiece model that spells ö and 爿, which its training text lacks, in bytes, as <0xE7>."""
     prefix = tmp_path_factory.mktemp("spm") / "m"
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT * 3), model_prefix=str(prefix), vocab_size=330, model_type="bpe",
+        sentence_iterator=iter(REFERENCES * 3), model_prefix=str(prefix), vocab_size=330, model_type="bpe",
         byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
     return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
@@ -395,49 +436,62 @@ def test_bytes_are_joined_as_sentencepiece_joins_them(byte_model):
 
     for line in lines:
         pieces = byte_model.encode(line, out_type=str)
-        del pieces[draw.randrange(len(pieces)) :]  # often in the middle of a character
-        assert join_bytes(joined_by_fairseq(pieces)) == byte_model.decode(pieces).strip()
+        cut = draw.randrange(len(pieces))  # often in the middle of a character
+        del pieces[cut:]
+
+        joined = join_bytes(joined_by_fairseq(pieces))
+
+        assert joined == byte_model.decode(pieces).strip()
+
+
+class Spelled(NamedTuple):
+    """Translations and references as text, and the same with ö and 爿 spelled in pieces of bytes."""
+
+    translations: list[str]
+    references: list[str]
+    translations_in_bytes: list[str]
+    references_in_bytes: list[str]
 
 
 @pytest.fixture
-def text_of_bytes(byte_model):
-    """Provide references and wrong translations with characters that the model lacks, plain and in pieces of bytes."""
-
+def spelled(byte_model):
     def in_bytes(lines):
         return [joined_by_fairseq(byte_model.encode(line, out_type=str)) for line in lines]
 
-    references = [f"{line} 爿 ö" for line in TEXT]
-    translations = [f"{line} 爿 ö" for line in WRONG]
-    return {
-        "references": references,
-        "translations": translations,
-        "references in bytes": in_bytes(references),
-        "translations in bytes": in_bytes(translations),
-    }
+    translations = [f"{line} 爿 ö" for line in TRANSLATIONS]
+    references = [f"{line} 爿 ö" for line in REFERENCES]
+    spelled = Spelled(
+        translations=translations,
+        references=references,
+        translations_in_bytes=in_bytes(translations),
+        references_in_bytes=in_bytes(references),
+    )
+    assert "<0xE7>" in spelled.translations_in_bytes[0]  # the first byte of 爿 in UTF-8
+    return spelled
 
 
-@pytest.mark.parametrize("with_raw_references", [False, True])
-def test_pieces_of_bytes_score_as_the_text_they_spell(with_raw_references, text_of_bytes, tmp_path):
-    """This holds in lines T-n, too."""
+@pytest.mark.parametrize("with_raw_references", [False, True], ids=["lines T-n", "raw references"])
+def test_pieces_of_bytes_score_as_the_text_they_spell(with_raw_references, spelled, tmp_path):
+    """Lines T-n may have such pieces too; raw references are text."""
     data = None
     if with_raw_references:
-        data = write_prepared_corpus(tmp_path / "c", {"test.de-en": text_of_bytes["references"]})
+        data = write_prepared_corpus(tmp_path / "c", {"test.de-en": spelled.references})
     path = tmp_path / "o.txt"
-    write_generated(path, text_of_bytes["translations"], text_of_bytes["references"], direction="de-en")
+    write_generated(path, spelled.translations, spelled.references, direction="de-en")
     of_text = score(path, data)
-    assert "<0x" in text_of_bytes["translations in bytes"][0]
-    write_generated(path, text_of_bytes["translations in bytes"], text_of_bytes["references in bytes"], "de-en")
+    write_generated(path, spelled.translations_in_bytes, spelled.references_in_bytes, direction="de-en")
 
     of_bytes = score(path, data)
 
-    assert "<0xE7>" in of_bytes["notes"][0]
+    (note,) = of_bytes["notes"]
+    assert "<0xE7>" in note
     assert of_bytes | {"notes": []} == of_text
 
 
-def test_raw_references_about_bytes_leave_them_as_they_are(text_of_bytes, tmp_path):
-    text_about_bytes = text_of_bytes["references in bytes"]
-    data = write_prepared_corpus(tmp_path / "about", {"test.de-en": text_about_bytes})
-    path = write_generated(tmp_path / "o.txt", text_about_bytes, direction="de-en")
+def test_pieces_of_bytes_are_text_if_raw_references_have_them(spelled, tmp_path):
+    """The text is about such pieces."""
+    data = write_prepared_corpus(tmp_path / "about", {"test.de-en": spelled.references_in_bytes})
+    path = write_generated(tmp_path / "o.txt", spelled.references_in_bytes, direction="de-en")
 
     assert score(path, data)["bleu"] == 100
 
@@ -452,7 +506,9 @@ def without_blanks(sentences):
 def test_translations_that_lost_their_blanks_are_refused(tmp_path):
     """Lines H-n have blanks, and lines D-n have not: --bpe and --remove-bpe both joined the pieces."""
     path = tmp_path / "o.txt"
-    write_generated(path, without_blanks(WRONG), without_blanks(TEXT), direction="de-en", joined=WRONG)
+    lines_d = without_blanks(TRANSLATIONS)
+    lines_t = without_blanks(REFERENCES)
+    write_generated(path, lines_d, lines_t, direction="de-en", joined=TRANSLATIONS)
 
     with refused(path) as caught:
         score(path)
@@ -462,24 +518,27 @@ def test_translations_that_lost_their_blanks_are_refused(tmp_path):
 
 
 def test_translations_whose_pieces_were_joined_once_have_no_note(tmp_path):
-    pieces = ["▁" + line.replace(" ", " ▁") for line in WRONG]
-    path = write_generated(tmp_path / "o.txt", WRONG, TEXT, direction="de-en", joined=pieces)
+    """Lines H-n have pieces, each of them a word, and lines D-n the words."""
+    pieces = ["▁" + line.replace(" ", " ▁") for line in TRANSLATIONS]
+    path = write_generated(tmp_path / "o.txt", TRANSLATIONS, REFERENCES, direction="de-en", joined=pieces)
 
     assert score(path)["notes"] == []
 
 
-def test_long_words_are_noted_where_no_line_tells_whether_blanks_were_lost(tmp_path):
-    path = write_generated(tmp_path / "o.txt", without_blanks(WRONG), TEXT, direction="de-en")
+def test_translations_of_one_long_word_are_noted_where_no_line_had_blanks(tmp_path):
+    """Lines H-n and D-n are alike, so that nothing shows whether blanks were lost."""
+    path = write_generated(tmp_path / "o.txt", without_blanks(TRANSLATIONS), REFERENCES, direction="de-en")
 
     (note,) = score(path)["notes"]
 
-    assert "40 of 40" in note
+    assert f"{SENTENCES} of {SENTENCES}" in note
 
 
 @pytest.mark.parametrize("mark", ["", "▁"], ids=["words of Moses", "pieces of SentencePiece"])
-def test_chinese_that_lost_its_blanks_is_text(mark, tmp_path):
+def test_chinese_that_lost_its_blanks_has_no_note(mark, tmp_path):
     """Moses' detokeniser drops blanks between Chinese words, and fairseq's --bpe those between Chinese pieces."""
-    joined = [mark + " ".join(line) for line in WRONG_CHINESE]
-    path = write_generated(tmp_path / "o.txt", WRONG_CHINESE, CHINESE, direction="en-zh", joined=joined)
+    lines_h = [mark + " ".join(line) for line in CHINESE_TRANSLATIONS]  # a blank between any two characters
+    path = tmp_path / "o.txt"
+    write_generated(path, CHINESE_TRANSLATIONS, CHINESE_REFERENCES, direction="en-zh", joined=lines_h)
 
     assert score(path)["notes"] == []
