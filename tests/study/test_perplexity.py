@@ -1,4 +1,8 @@
-"""Tests of `deepnet score --paper perplexity`: perplexities from logs of fairseq, as it prints them."""
+"""Tests of `deepnet score --paper perplexity`: perplexities from logs of fairseq.
+
+fairseq-eval-lm prints the loss of a causal model, and fairseq-validate that of a masked one, in bits a token. The
+perplexity is 2 to the power of the loss.
+"""
 
 import json
 import re
@@ -23,20 +27,21 @@ MASKED = f"""{STAMP} fairseq_cli.validate | {{'_name': None}}
 
 @pytest.fixture
 def logs(tmp_path):
-    """Provide a folder of logs: of a causal model on two sets, the second evaluated twice, and of a masked one."""
+    """Provide a folder of logs: of a causal model on two sets, the second evaluated twice, and of a masked model."""
+    of_later_evaluation = CAUSAL.replace("4.3301", "5.0")
     (tmp_path / "valid.txt").write_text(CAUSAL)
-    (tmp_path / "test.txt").write_text(CAUSAL + CAUSAL.replace("4.3301", "5.0"))
+    (tmp_path / "test.txt").write_text(CAUSAL + of_later_evaluation)
     (tmp_path / "masked.txt").write_text(MASKED)
     return tmp_path
 
 
-def test_perplexities_are_fairseqs_of_the_last_evaluation_in_each_log(logs, capsys):
+def test_perplexities_are_those_of_the_last_evaluation_in_each_log(logs, capsys):
     main(["score", str(logs), "--paper", "perplexity", "--json"])
 
     sets = json.loads(capsys.readouterr().out)["sets"]
-    assert sets.keys() == {"valid", "test", "masked"}
+    assert sets.keys() == {"valid", "test", "masked"}  # names of the logs
     assert sets["valid"] == {"perplexity": 20.11, "loss": 4.3301}
-    assert sets["test"]["perplexity"] == 32.0
+    assert sets["test"]["perplexity"] == 2**5.0
     assert sets["masked"]["perplexity"] == 3.31
 
 
@@ -53,7 +58,7 @@ def test_a_folder_without_logs_is_refused(tmp_path):
 
 def test_a_log_without_a_loss_is_refused(tmp_path):
     log = tmp_path / "valid.txt"
-    log.write_text(MASKED.replace('"valid_loss"', "valid_loss"))
+    log.write_text(MASKED.replace('"valid_loss"', "valid_loss"))  # is no JSON then
 
     with refused(log) as caught:
         score(log, paper="perplexity")

@@ -14,9 +14,13 @@ from ..support.experiments import until
 from ..support.helpers import ROOT
 
 FACTS = {"method": "deepnorm", "encoder_layers": 6, "decoder_layers": 6, "seed": 1}
+# last lines of logs
 DIVERGED = "fairseq-train: error: diverged at update 90: loss not finite, first at encoder.1.ffn (forward)"
 STUCK = "fairseq-train: error: stuck at update 90: since update 40 hardly better than guessing; try --method deepnorm"
-OF_TORCHRUN = 1  # its exit status for any failure of fairseq-train
+# exit statuses
+OF_DIVERGED = 3  # of fairseq-train with this package
+OF_STUCK = 4
+OF_TORCHRUN = 1  # for any failure of the fairseq-train that it runs
 
 
 @pytest.fixture
@@ -33,56 +37,57 @@ def begun_run(tmp_path):
 @pytest.mark.parametrize(
     ("last_line", "mark", "status"),
     [
-        (DIVERGED, "diverged", 3),
+        (DIVERGED, "diverged", OF_DIVERGED),
         (DIVERGED, "diverged", OF_TORCHRUN),
-        (STUCK, "stuck", 4),
+        (STUCK, "stuck", OF_STUCK),
         (STUCK, "stuck", OF_TORCHRUN),
     ],
 )
 def test_a_training_that_diverged_or_was_stuck_is_over(last_line, mark, status, begun_run):
-    """The log tells which it was."""
+    """The log tells which it was, and the run gets a file of that name, its mark."""
     begun_run.log.write_text(f"| train_inner | {{}}\n{last_line}\n")
 
-    begun_run.end(status, "training")
+    begun_run.end(status, what="training")
 
     assert begun_run.is_over
-    assert begun_run.failed.startswith(f"{mark} at update 90")
+    assert begun_run.failed.startswith(mark)
+    assert "update 90" in begun_run.failed
     assert (begun_run / mark).read_text().strip() == begun_run.failed
 
 
-def test_a_failure_is_told_with_the_last_line_and_the_log(begun_run):
+def test_any_other_failure_is_an_error_with_the_last_line_and_the_log(begun_run):
     begun_run.log.write_text("RuntimeError: out of memory\n")
 
     with refused("training a model") as caught:
-        begun_run.end(1, "training a model")
+        begun_run.end(1, what="training a model")
 
     assert "RuntimeError: out of memory" in caught.value.way_out
-    assert caught.value.way_out.endswith(str(begun_run.log))
+    assert str(begun_run.log) in caught.value.way_out
     assert not begun_run.is_over
 
 
 def test_what_an_earlier_attempt_printed_does_not_count(begun_run):
-    begun_run.log.write_text(f"{DIVERGED}\n")
+    begun_run.log.write_text(f"{DIVERGED}\n")  # of the earlier attempt
     begun_at = begun_run.size_of_log()
     with open(begun_run.log, "a") as log:
         log.write("killed\n")
 
     with refused("training") as caught:
-        begun_run.end(1, "training", begun_at)
+        begun_run.end(1, what="training", begun_at=begun_at)
 
-    assert caught.value.way_out.startswith("killed")
+    assert "killed" in caught.value.way_out
     assert not begun_run.is_over
 
 
-@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 138)])
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 128 + 15), ("SIGUSR1", 128 + 10)])
 def test_a_training_that_a_signal_stopped_ends_with_the_signals_status(name, status, begun_run):
-    """It is not over, and so goes on later. Its status counts also where torchrun's is 1."""
+    """It is not over, and so goes on later. The log names the signal, since torchrun's own status is 1."""
     begun_run.log.write_text(
         f"2026-01-01 | INFO | run | stopped by {name} after update 7: x.pt is saved, the same command ..\n"
     )
 
     with pytest.raises(Stopped) as stopped:
-        begun_run.end(OF_TORCHRUN, "training")
+        begun_run.end(OF_TORCHRUN, what="training")
 
     assert stopped.value.code == status
     assert not begun_run.is_over
@@ -94,7 +99,7 @@ def test_a_signal_without_a_save_is_a_failure(begun_run):
     )
 
     with refused("training") as caught:
-        begun_run.end(1, "training")
+        begun_run.end(1, what="training")
 
     assert "x.pt" in caught.value.way_out
     assert not begun_run.is_over
@@ -105,13 +110,14 @@ def test_a_signal_without_a_save_is_a_failure(begun_run):
 
 @pytest.fixture
 def run_begun_again(begun_run):
-    """Provide a run with a log, a checkpoint and the mark of a failure.
+    """Provide a run whose first attempt left a log, a checkpoint and the mark of a failure, and that began again.
 
-    It began again with other facts, another command, and 8 GPUs where it had none.
+    The second attempt has other facts, another command, and 8 GPUs where the first had none.
     """
     begun_run.log.write_text("first\n")
     begun_run.last_checkpoint.touch()
     (begun_run / "stuck").write_text("stuck at update 3\n")
+
     begun_run.begin(facts=FACTS | {"seed": 2}, command="other", environment={"gpus": 8})
     return begun_run
 
@@ -141,7 +147,7 @@ def test_a_new_attempt_without_a_checkpoint_removes_the_log(run_begun_again):
     assert not run_begun_again.log.exists()
 
 
-def test_a_missing_folder_holds_nothing(tmp_path):
+def test_a_folder_that_does_not_exist_is_that_of_a_run_not_begun(tmp_path):
     run = RunFolder(tmp_path / "none")
 
     assert run.facts is None
@@ -153,7 +159,8 @@ def test_a_missing_folder_holds_nothing(tmp_path):
 
 # The lock.
 
-LOCKS = """import sys, time
+# Arguments: a run's folder, which it locks, and a file in which it writes whether it has the lock.
+LOCKS_A_FOLDER = """import sys, time
 from pathlib import Path
 from deepnet_fairseq.study.run_folder import RunFolder
 with RunFolder(Path(sys.argv[1])).locked() as is_ours:
@@ -164,9 +171,9 @@ with RunFolder(Path(sys.argv[1])).locked() as is_ours:
 @pytest.fixture
 def locking_process(begun_run, tmp_path):
     """Provide a process that has locked the folder."""
-    told = tmp_path / "told"
-    process = subprocess.Popen([sys.executable, "-c", LOCKS, str(begun_run.path), str(told)], cwd=ROOT)
-    until(lambda: told.exists() and told.read_text() == "True")
+    answer = tmp_path / "has_lock"
+    process = subprocess.Popen([sys.executable, "-c", LOCKS_A_FOLDER, str(begun_run.path), str(answer)], cwd=ROOT)
+    until(lambda: answer.exists() and answer.read_text() == "True")
     yield process
     process.kill()
     process.wait()
@@ -190,13 +197,13 @@ def status_of_flock(run):
     return subprocess.run(["flock", "--nonblock", run.path / "lock", "true"]).returncode
 
 
-def test_scripts_of_earlier_versions_do_not_get_the_lock_meanwhile(begun_run):
+def test_scripts_of_earlier_versions_do_not_get_a_lock_that_is_taken(begun_run):
     with begun_run.locked() as is_ours:
         assert is_ours
         assert status_of_flock(begun_run) == 1
 
 
-def test_scripts_of_earlier_versions_get_the_lock_afterwards(begun_run):
+def test_scripts_of_earlier_versions_get_a_lock_that_was_released(begun_run):
     with begun_run.locked():
         pass
 

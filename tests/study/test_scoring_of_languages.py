@@ -1,4 +1,9 @@
-"""Tests of BLEU by the target language: words by hand, sacreBLEU's command, spBLEU, libraries that are missing."""
+"""Tests of BLEU by the target language: words by hand, sacreBLEU's command, spBLEU, libraries that are missing.
+
+BLEU counts words, so that it depends on how text is split: by sacreBLEU's tokenizer for the language ("13a" for most),
+by the tokenisers of M2M-100's paper (--paper m2m), or into pieces of Flores-101's SentencePiece model (--paper spbleu).
+The signature of a score names the tokenizer behind "tok:".
+"""
 
 import sys
 from typing import NamedTuple
@@ -15,9 +20,9 @@ from ..support.errors import refused
 from ..support.sacrebleu_command import entry, scores_of_sacrebleu
 from ..support.translated import random_sentences, with_wrong_words, write_generated
 
-SPBLEU_MODEL = "sacrebleu_tokenizer_spm.model"
-CHINESE = ["我是一个学生，真的。", "今天天气很好。", "他们去了北京。"]
-WRONG_CHINESE = ["我是学生，真的。", "今天的天气好。", "他去了北京吗？"]
+SPBLEU_MODEL = "sacrebleu_tokenizer_spm.model"  # sacreBLEU's name of the file
+CHINESE_REFERENCES = ["我是一个学生，真的。", "今天天气很好。", "他们去了北京。"]
+CHINESE_TRANSLATIONS = ["我是学生，真的。", "今天的天气好。", "他去了北京吗？"]
 
 # spBLEU.
 
@@ -29,44 +34,48 @@ def spbleu_models(tmp_path, monkeypatch):
     return tmp_path / "home" / "models"
 
 
-def test_spbleu_is_bleu_of_pieces(tmp_path, spbleu_models):
-    text = random_sentences(100)
-    wrong = with_wrong_words(text, 0.2)
+def test_spbleu_is_bleu_of_sentencepiece_pieces(tmp_path, spbleu_models):
+    """A small model takes the place of Flores-101's."""
+    references = random_sentences(100)
+    translations = with_wrong_words(references, rate=0.2)
     spbleu_models.mkdir(parents=True)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(text), model_prefix=str(tmp_path / "m"), vocab_size=40, minloglevel=2
+        sentence_iterator=iter(references), model_prefix=str(tmp_path / "m"), vocab_size=40, minloglevel=2
     )
     (tmp_path / "m.model").rename(spbleu_models / SPBLEU_MODEL)
+
+    result = score(write_generated(tmp_path / "o.txt", translations, references), paper="spbleu")
+
     model = sentencepiece.SentencePieceProcessor(model_file=str(spbleu_models / SPBLEU_MODEL))
-    pieces_of_wrong = [" ".join(model.encode(line, out_type=str)) for line in wrong]
-    pieces_of_text = [" ".join(model.encode(line, out_type=str)) for line in text]
-
-    result = score(write_generated(tmp_path / "o.txt", wrong, text), paper="spbleu")
-
-    peer = BLEU(tokenize="none", force=True).corpus_score(pieces_of_wrong, [pieces_of_text])
+    pieces_of_translations = [" ".join(model.encode(line, out_type=str)) for line in translations]
+    pieces_of_references = [" ".join(model.encode(line, out_type=str)) for line in references]
+    peer = BLEU(tokenize="none", force=True).corpus_score(pieces_of_translations, [pieces_of_references])
     assert result["kind"] == "spbleu"
+    assert "tok:flores101" in result["signature"]
     assert result["spbleu"]["score"] == round(peer.score, 2)
     assert result["bleu"] == result["spbleu"]["score"]
     assert result["bleu"] != result["sacrebleu"]["score"]
-    assert "tok:flores101" in result["signature"]
     assert "tok:13a" in result["sacrebleu"]["signature"]
 
 
-def test_spbleu_without_its_model_says_where_to_get_and_put_it(tmp_path, spbleu_models):
+def test_spbleu_without_its_model_names_its_address_and_where_to_put_it(tmp_path, spbleu_models):
     path = write_generated(tmp_path / "o.txt", ["a"], ["a"])
 
     with refused("--paper spbleu") as caught:
         score(path, paper="spbleu")
 
     assert "http" in caught.value.way_out
-    assert caught.value.way_out.endswith(f" {spbleu_models / SPBLEU_MODEL}")
+    assert str(spbleu_models / SPBLEU_MODEL) in caught.value.way_out
 
 
 # Words of the target language.
 
 
 class Words(NamedTuple):
-    """A line, its words by M2M-100's protocol, by hand or by the library that its script calls, and by sacreBLEU."""
+    """A line, and its words with blanks between them, by M2M-100's protocol and by sacreBLEU's tokenizer.
+
+    Those of M2M-100 are by hand, or by the library that its script examples/m2m_100/tok.sh calls.
+    """
 
     line: str
     of_m2m: str
@@ -123,32 +132,37 @@ WORDS = {
     "tha": THAI,
     "hin": HINDI,
 }
-OWN_TOKENIZERS = {"zh_CN": "zh", "jpn_Jpan": "ja-mecab-", "ko": "ko-mecab-", "tha": "pythainlp-"}  # in signatures
+# Code of a language -> how the signature names the tokenizer that is not 13a; the version of its library follows.
+OWN_TOKENIZERS = {"zh_CN": "zh", "jpn_Jpan": "ja-mecab-", "ko": "ko-mecab-", "tha": "pythainlp-"}
+# Language -> the module without which it cannot be tokenised; other languages need none.
 LIBRARIES = {"ja": "MeCab", "ko": "mecab_ko", "th": "pythainlp", "hi": "indicnlp.normalize.indic_normalize"}
 
 
 @pytest.fixture(params=WORDS)
 def language(request):
-    """Provide a code of each language in WORDS whose library is there."""
-    pytest.importorskip(LIBRARIES.get(base_language(request.param), "sacrebleu"))
+    """Provide each code of WORDS; the test is skipped if the language's library is missing."""
+    library = LIBRARIES.get(base_language(request.param))
+    if library is not None:
+        pytest.importorskip(library)
     return request.param
 
 
 @pytest.fixture
 def output_in_language(language, tmp_path):
-    """Provide an output whose translations and references are the same words, one of them already split."""
-    line, split, _ = WORDS[language]
-    return write_generated(tmp_path / f"en-{language}.txt", [split, line], [line, split])
+    """Provide an output of en-LANGUAGE in which either a translation or its reference is already split by M2M-100."""
+    line = WORDS[language].line
+    split = WORDS[language].of_m2m
+    return write_generated(tmp_path / f"en-{language}.txt", translations=[split, line], references=[line, split])
 
 
-def test_words_of_each_language_are_m2ms(language):
-    """M2M's words by hand, or by the library that its script calls."""
+def test_the_tokeniser_of_a_language_splits_as_m2m_100_does(language):
     split, _name = tokeniser(language)
 
     assert split(WORDS[language].line).split() == WORDS[language].of_m2m.split()
 
 
-def test_m2ms_bleu_counts_m2ms_words(language, output_in_language):
+def test_bleu_of_m2m_100_counts_its_words(language, output_in_language):
+    """Split or not, the words are the same, so that BLEU is 100."""
     _split, name = tokeniser(language)
 
     result = score(output_in_language, paper="m2m")
@@ -158,18 +172,25 @@ def test_m2ms_bleu_counts_m2ms_words(language, output_in_language):
     assert f"|tok:m2m.{name}|" in result["signature"]
 
 
-def test_words_by_default_are_those_of_sacrebleus_tokenizer(language):
+def test_by_default_words_are_those_of_sacrebleus_tokenizer(language):
     bleu = bleu_of_language(language, lowercase=False, tokenize=None)
 
     assert bleu.tokenizer(WORDS[language].line).split() == WORDS[language].of_sacrebleu.split()
 
 
-def test_bleu_by_default_names_the_tokenizer_of_the_language(language, output_in_language):
-    """Burmese is written without blanks and has no tokenizer in sacreBLEU, which is noted."""
+def test_by_default_the_signature_names_the_tokenizer_of_the_language(language, output_in_language):
     result = score(output_in_language)
 
-    assert f"|tok:{OWN_TOKENIZERS.get(language, '13a')}" in result["signature"]
-    assert len(result["notes"]) == (1 if language == "my" else 0)
+    tokenizer = OWN_TOKENIZERS.get(language, "13a")
+    assert f"|tok:{tokenizer}" in result["signature"]
+
+
+def test_a_language_without_blanks_and_tokenizer_is_noted(language, output_in_language):
+    """That is Burmese, for which sacreBLEU has no tokenizer."""
+    notes = score(output_in_language)["notes"]
+
+    number_of_notes = 1 if language == "my" else 0
+    assert len(notes) == number_of_notes
 
 
 def test_a_tokenizer_that_is_asked_for_is_used(output_in_language):
@@ -179,18 +200,19 @@ def test_a_tokenizer_that_is_asked_for_is_used(output_in_language):
 
 
 def test_bleu_of_chinese_is_that_of_sacrebleus_command(tmp_path):
-    path = write_generated(tmp_path / "en-zho_Hans.txt", WRONG_CHINESE, CHINESE)
+    path = write_generated(tmp_path / "en-zho_Hans.txt", CHINESE_TRANSLATIONS, CHINESE_REFERENCES)
 
-    ours = entry(score(path)["sacrebleu"])
+    result = score(path)
 
-    (peer,) = scores_of_sacrebleu(tmp_path, WRONG_CHINESE, CHINESE, "-l", "en-zh")
-    *numbers, signature = ours
-    assert numbers == peer[:3]
+    (peer,) = scores_of_sacrebleu(tmp_path, CHINESE_TRANSLATIONS, CHINESE_REFERENCES, "-l", "en-zh")
+    *numbers, signature = entry(result["sacrebleu"])  # score, mean and half interval of samples
+    *numbers_of_peer, _signature = peer  # the command's names the languages, too
+    assert numbers == numbers_of_peer
     assert "tok:zh" in signature
 
 
 def test_chinese_without_a_language_code_is_refused(tmp_path):
-    path = write_generated(tmp_path / "o.txt", WRONG_CHINESE, CHINESE)
+    path = write_generated(tmp_path / "o.txt", CHINESE_TRANSLATIONS, CHINESE_REFERENCES)
 
     with refused(path) as caught:
         score(path)
@@ -198,11 +220,14 @@ def test_chinese_without_a_language_code_is_refused(tmp_path):
     assert "--tokenize" in caught.value.way_out
 
 
-def test_chinese_without_a_language_code_scores_with_its_tokenizer(tmp_path):
-    unnamed = write_generated(tmp_path / "o.txt", WRONG_CHINESE, CHINESE)
-    named = write_generated(tmp_path / "en-zho_Hans.txt", WRONG_CHINESE, CHINESE)
+def test_chinese_without_a_language_code_scores_by_the_tokenizer_asked_for(tmp_path):
+    unnamed = write_generated(tmp_path / "o.txt", CHINESE_TRANSLATIONS, CHINESE_REFERENCES)
+    named = write_generated(tmp_path / "en-zho_Hans.txt", CHINESE_TRANSLATIONS, CHINESE_REFERENCES)
 
-    assert score(unnamed, tokenize="zh")["bleu"] == score(named)["bleu"]
+    of_unnamed = score(unnamed, tokenize="zh")
+    of_named = score(named)
+
+    assert of_unnamed["bleu"] == of_named["bleu"]
 
 
 # Codes and libraries.
@@ -218,7 +243,7 @@ def without_libraries(monkeypatch):
 
 
 @pytest.mark.parametrize("language", LIBRARIES)
-def test_m2ms_tokeniser_without_its_library_says_what_to_install(language, without_libraries):
+def test_a_tokeniser_of_m2m_100_without_its_library_names_what_to_install(language, without_libraries):
     with refused("--paper m2m") as caught:
         tokeniser(language)
 
@@ -227,7 +252,7 @@ def test_m2ms_tokeniser_without_its_library_says_what_to_install(language, witho
 
 
 @pytest.mark.parametrize("language", ["ja", "ko", "th"])
-def test_bleu_without_the_languages_library_says_what_to_install(language, without_libraries):
+def test_a_tokenizer_of_sacrebleu_without_its_library_names_what_to_install(language, without_libraries):
     with refused("tokenizer") as caught:
         bleu_of_language(language, lowercase=False, tokenize=None)
 
@@ -236,7 +261,7 @@ def test_bleu_without_the_languages_library_says_what_to_install(language, witho
     assert "--tokenize" in caught.value.way_out
 
 
-def test_m2ms_bleu_of_an_unknown_language_is_refused(tmp_path):
+def test_bleu_of_m2m_100_for_an_unknown_language_is_refused(tmp_path):
     path = write_generated(tmp_path / "o.txt", ["a"], ["a"])
 
     with refused(path) as caught:
