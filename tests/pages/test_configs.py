@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from typing import NamedTuple
 
 import pytest
 
@@ -14,35 +15,51 @@ from ..support.configs import settings_of_flags, settings_of_yaml
 from ..support.experiments import values
 from ..support.helpers import ROOT
 
-CONFIGS = {  # YAML -> experiment, and the choices that leave its row
-    "iwslt14_de_en": ("iwslt14_de_en", {"methods": ["deepnorm"], "depths": ["18"]}),
-    "table1_wmt17": ("table1", {"methods": ["deepnorm"], "depths": ["18"]}),
-    "figure7_wmt17_large": ("figure7", {}),
-    "opus100": ("opus100", {"depths": ["36"]}),
-    "table3_m2m": ("table3", {}),
-    "admin_wmt14": ("admin_wmt14", {"methods": ["pre_ln"], "depths": ["18"]}),
-    "admin_wmt14_en_fr": ("admin_wmt14_en_fr", {"methods": ["pre_ln"], "depths": ["6-6"]}),
-    "admin_iwslt14": ("admin_iwslt14", {"methods": ["pre_ln"], "variants": ["warmup"]}),
-    "normformer_lm": (
-        "normformer_clm",
-        {"sizes": ["125m"], "methods": ["normformer+scale_residual"], "rates": ["3e-3"]},
+
+class Row(NamedTuple):
+    """An experiment of `deepnet reproduce`, and the choices that leave one row of it (or rows with the same flags)."""
+
+    experiment: str
+    choices: dict[str, list]
+
+
+CONFIGS = {  # YAML -> the row that it trains
+    "iwslt14_de_en": Row("iwslt14_de_en", {"methods": ["deepnorm"], "depths": ["18"]}),
+    "table1_wmt17": Row("table1", {"methods": ["deepnorm"], "depths": ["18"]}),
+    "figure7_wmt17_large": Row("figure7", {}),
+    "opus100": Row("opus100", {"depths": ["36"]}),
+    "table3_m2m": Row("table3", {}),
+    "admin_wmt14": Row("admin_wmt14", {"methods": ["pre_ln"], "depths": ["18"]}),
+    "admin_wmt14_en_fr": Row("admin_wmt14_en_fr", {"methods": ["pre_ln"], "depths": ["6-6"]}),
+    "admin_iwslt14": Row("admin_iwslt14", {"methods": ["pre_ln"], "variants": ["warmup"]}),
+    "normformer_lm": Row(
+        "normformer_clm", {"sizes": ["125m"], "methods": ["normformer+scale_residual"], "rates": ["3e-3"]}
     ),
 }
-IN_COMMENTS = {  # YAML and the row whose overrides its comments list -> choices that leave that row
-    ("admin_wmt14_en_fr", "60L-12L"): {"methods": ["pre_ln"], "depths": ["60-12"]},
-    ("admin_iwslt14", "Without warm-up"): {"methods": ["pre_ln"], "variants": ["no_warmup"], "seeds": [1111]},
-    ("normformer_lm", "355M"): {"sizes": ["355m"], "methods": ["normformer+scale_residual"], "rates": ["3e-3"]},
+# The comments of some YAML files list what to override for other rows, each below its heading:
+# YAML and heading -> the row.
+IN_COMMENTS = {
+    ("admin_wmt14_en_fr", "60L-12L"): Row("admin_wmt14_en_fr", {"methods": ["pre_ln"], "depths": ["60-12"]}),
+    ("admin_iwslt14", "Without warm-up"): Row(
+        "admin_iwslt14", {"methods": ["pre_ln"], "variants": ["no_warmup"], "seeds": [1111]}
+    ),
+    ("normformer_lm", "355M"): Row(
+        "normformer_clm", {"sizes": ["355m"], "methods": ["normformer+scale_residual"], "rates": ["3e-3"]}
+    ),
 }
-KINDS = {"--arch", "--task", "--criterion", "--optimizer", "--lr-scheduler", "--total-num-update"}  # and their needs
-
-
+# Flags that decide which settings there are, and --total-num-update, without which one of them cannot be parsed.
+KINDS = {"--arch", "--task", "--criterion", "--optimizer", "--lr-scheduler", "--total-num-update"}
 ALWAYS_SET = {"optimization.lr", "model.dropout", "dataset.max_tokens", "optimizer.weight_decay"}
 
 
-def trainings_of(name, choices, folder) -> list[list[str]]:
-    """Return the arguments of fairseq-train for each row of an experiment, on the paper's GPUs."""
-    experiment = experiments.with_choices(experiments.read_experiment(name), **choices)
-    data = str(folder) if "sizes" in choices else None
+def training_of(row: Row, folder) -> list[str]:
+    """Return the arguments of fairseq-train for the row of an experiment, on the paper's GPUs.
+
+    folder: for the data and the run, which are not made.
+    """
+    experiment = experiments.with_choices(experiments.read_experiment(row.experiment), **row.choices)
+    is_of_language_models = "sizes" in row.choices
+    data = str(folder) if is_of_language_models else None
     setting = Setting(
         experiment=experiment,
         hardware=hardware(papers_gpus=experiment["gpus"], only_printed=True),
@@ -50,15 +67,19 @@ def trainings_of(name, choices, folder) -> list[list[str]]:
         out=folder / "out",
         planned=False,  # as the YAML files, which know no GPU
     )
-    return [setting.training(row) for row in setting.rows()]
+
+    rows = setting.rows()
+    # the last three rows of Figure 7 are its panel of sizes, which begins with the width that the YAML file has
+    chosen = rows[-3] if row.experiment == "figure7" else rows[0]
+    return setting.training(chosen)
 
 
-def overrides_in_comments(name, row) -> list[str]:
-    """Return the words below the comment "# ROW:", as a shell would split them."""
+def overrides_in_comments(name, heading) -> list[str]:
+    """Return the words below the comment "# HEADING:" of a YAML file, as a shell would split them."""
     text = (ROOT / f"configs/{name}.yaml").read_text()
-    (lines,) = re.findall(rf"{row}:\n((?:#   .*\n)+)", text)
+    (lines,) = re.findall(rf"{heading}:\n((?:#   .*\n)+)", text)
     words = shlex.split(lines.replace("#   ", "").replace("\\\n", ""))
-    return [word for word in words if word[0] != "#"]
+    return [word for word in words if not word.startswith("#")]
 
 
 def default_settings(words, folder) -> dict[str, object]:
@@ -70,32 +91,55 @@ def default_settings(words, folder) -> dict[str, object]:
     return settings_of_flags(["", *bare], folder)
 
 
-@pytest.fixture(params=[*((name, "") for name in CONFIGS), *IN_COMMENTS], ids="-".join)
-def yaml_and_training(request, tmp_path):
-    """Provide the settings of a YAML file, those of the experiment's row, and fairseq's defaults for both."""
-    name, row = request.param
-    experiment, choices = CONFIGS[name]
-    choices = IN_COMMENTS.get((name, row), choices)
-    overrides = overrides_in_comments(name, row) if row else []
+class Compared(NamedTuple):
+    """Settings of a training as section.key -> value: of a YAML file, of the experiment's row, fairseq's defaults."""
+
+    of_yaml: dict[str, object]
+    of_experiment: dict[str, object]
+    defaults: dict[str, object]
+
+
+@pytest.fixture(params=[*CONFIGS, *IN_COMMENTS], ids=lambda param: param if isinstance(param, str) else "-".join(param))
+def compared(request, tmp_path):
+    """Provide the Compared settings of every YAML file, and of every row that its comments list."""
+    if request.param in CONFIGS:
+        name = request.param
+        row = CONFIGS[name]
+        overrides = []
+    else:
+        name, heading = request.param
+        row = IN_COMMENTS[name, heading]
+        overrides = overrides_in_comments(name, heading)
     for file in ("dict.txt", "train.idx"):  # files that mark data for language models
         (tmp_path / file).touch()
-    rows = trainings_of(experiment, choices, tmp_path)
-    chosen = rows[-3] if experiment == "figure7" else rows[0]  # the panel of sizes begins with the base width
-    yaml = settings_of_yaml(name, overrides=overrides)
-    return yaml, settings_of_flags(chosen, tmp_path), default_settings(chosen, tmp_path)
+
+    words = training_of(row, tmp_path)
+    return Compared(
+        of_yaml=settings_of_yaml(name, overrides=overrides),
+        of_experiment=settings_of_flags(words, tmp_path),
+        defaults=default_settings(words, tmp_path),
+    )
 
 
 def test_every_yaml_is_compared():
     files = {path.stem for path in (ROOT / "configs").glob("*.yaml")}
 
-    assert files == CONFIGS.keys() | {"quickstart"}
+    assert files == CONFIGS.keys() | {"quickstart"}  # which is of no paper
 
 
-def test_yaml_and_experiment_train_the_same(yaml_and_training):
-    """A YAML file has every setting of the experiment's row; settings it leaves out are fairseq's defaults in both."""
-    yaml, training, default = yaml_and_training
+def test_a_yaml_file_has_the_settings_of_the_experiment_s_row(compared):
+    """What the file leaves out is fairseq's default."""
+    yaml = compared.of_yaml
+    with_defaults = {}
+    for key in compared.of_experiment:
+        with_defaults[key] = yaml.get(key, compared.defaults.get(key))
 
     assert yaml.keys() >= ALWAYS_SET
-    assert {key: yaml.get(key, default.get(key)) for key in training} == training
-    more = yaml.keys() - training.keys()
-    assert not {key for key in more if yaml[key] not in (None, False)}
+    assert with_defaults == compared.of_experiment
+
+
+def test_a_yaml_file_sets_nothing_that_the_experiment_does_not_have(compared):
+    only_in_yaml = compared.of_yaml.keys() - compared.of_experiment.keys()
+
+    for key in only_in_yaml:
+        assert compared.of_yaml[key] in (None, False), key

@@ -1,6 +1,7 @@
-"""Tests of the house rules on the sources: rooms' order, import cycles, private names, docstrings.
+"""Tests of the rules on imports in the sources: the order of rooms, cycles, private names, fairseq.
 
-docs/house.md is the map of the rooms. The package is not imported, so this takes a few seconds.
+A room is a folder of the package, or a single module that all rooms may use. The table of docs/house.md lists the
+rooms; each may import from those above it in the table. Sources are parsed and not imported, which takes a few seconds.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ from ..support.helpers import ROOT
 PACKAGE = "deepnet_fairseq"
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}  # fairseq and its dependencies
-TABLE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8").split("|---|---|\n")[1].split("\n\n")[0]
-FIRST_CELLS = [row.split("|")[1] for row in TABLE.splitlines()]
-ROOMS = re.findall("`(.*?)`", " ".join(FIRST_CELLS))  # lower ones first
-HEIGHT = {room: height for height, room in enumerate([*ROOMS, "__main__"])}
+TABLE_OF_ROOMS = (ROOT / "docs" / "house.md").read_text(encoding="utf-8").split("|---|---|\n")[1].split("\n\n")[0]
+FIRST_CELLS = [row.split("|")[1] for row in TABLE_OF_ROOMS.splitlines()]
+ROOMS = re.findall("`(.*?)`", " ".join(FIRST_CELLS))  # in the table's order
+RANK = {room: rank for rank, room in enumerate([*ROOMS, "__main__"])}  # a room imports from rooms of lower rank alone
 
 
 class Import(NamedTuple):
-    """Import statement: dotted module, name taken from it ("" for the module), whether a function call makes it."""
+    """An import in the sources: the dotted module, the name that is taken from it, and whether it is in a function.
+
+    The name is "" if the module itself is imported.
+    """
 
     module: str
     name: str
-    late: bool
+    in_function: bool
 
 
 def tracked(ending: str) -> list[Path]:
@@ -40,7 +44,10 @@ def tracked(ending: str) -> list[Path]:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Map dotted names to files, for all Python files in folders."""
+    """Return dotted name -> file, for the Python files in the repository's folders.
+
+    git is called when a test runs and not when it is collected, because a copy of the tree has no repository.
+    """
     files = {}
     for path in tracked(".py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -56,118 +63,142 @@ def tree(path: Path) -> ast.Module:
 
 
 @cache
-def inside() -> set[str]:
-    """Name the package's modules; git is called when a test runs, because a copy of the tree has no repository."""
+def modules_of_package() -> set[str]:
+    """Return the dotted names of the package's modules."""
     return {name for name in modules() if name.startswith(f"{PACKAGE}.")}
+
+
+def origin_of(node: ast.ImportFrom, importer: str) -> str:
+    """Return the dotted module of a statement `from MODULE import ..`, which may be relative to the importer."""
+    if node.level == 0:  # absolute
+        return node.module or ""
+    package = importer.split(".")
+    if modules()[importer].name != "__init__.py":
+        package.pop()
+    base = package[: len(package) + 1 - node.level]  # a dot is the package, each further one its parent
+    return ".".join([*base, node.module or ""]).strip(".")
 
 
 @cache
 def imports(importer: str) -> list[Import]:
-    """List the imports of a module."""
+    """Return the imports of a module."""
     parsed = tree(modules()[importer])
-    package = importer.split(".")
-    if modules()[importer].name != "__init__.py":
-        package.pop()
-    in_functions = set()
+    nodes_in_functions = set()
     for node in ast.walk(parsed):
         if isinstance(node, FUNCTIONS):
-            in_functions.update(ast.walk(node))
-    entries = []
-    for node in ast.walk(parsed):
-        if isinstance(node, ast.Import):
-            entries += [Import(alias.name, "", node in in_functions) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) + 1 - node.level] if node.level else []
-            origin = ".".join([*base, node.module or ""]).strip(".")
-            for name in (alias.name for alias in node.names):
-                whole = f"{origin}.{name}" in modules()
-                entries.append(
-                    Import(f"{origin}.{name}" if whole else origin, "" if whole else name, node in in_functions)
-                )
-    return entries
+            nodes_in_functions.update(ast.walk(node))
 
-
-def pairs() -> list[tuple[str, str]]:
-    """Pair each module of the package with the modules that it imports."""
     found = []
-    for name in inside():
+    for node in ast.walk(parsed):
+        in_function = node in nodes_in_functions
+        if isinstance(node, ast.Import):
+            found += [Import(alias.name, "", in_function) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            origin = origin_of(node, importer)
+            for alias in node.names:
+                is_module = f"{origin}.{alias.name}" in modules()
+                if is_module:
+                    found.append(Import(f"{origin}.{alias.name}", "", in_function))
+                else:
+                    found.append(Import(origin, alias.name, in_function))
+    return found
+
+
+def imports_of_package() -> list[tuple[str, str]]:
+    """Return pairs (module of the package, module that it imports)."""
+    found = []
+    for name in modules_of_package():
         found += [(name, imported.module) for imported in imports(name)]
     return found
 
 
 def room(module: str) -> str:
-    """Name the room of a module of the package, or the module itself if it is in none; "" for other modules."""
-    return module.split(".")[1] if module in inside() else ""
+    """Return the room of a module of the package, "core" for "deepnet_fairseq.core.archs"; "" for other modules."""
+    return module.split(".")[1] if module in modules_of_package() else ""
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Map each module to those it imports, without imports of the package itself by a function.
+    """Return module -> modules that it imports, in functions too.
 
-    The package itself is its public face: `register` and `translate` import what they call.
+    Functions of the package's __init__.py are left out: the package is its public face, and `register` and `translate`
+    import what they call.
     """
     graph = {}
     for name in modules():
         graph[name] = set()
         for imported in imports(name):
-            if not (imported.late and name == PACKAGE):
+            of_public_face = imported.in_function and name == PACKAGE
+            if not of_public_face:
                 graph[name].add(imported.module)
         graph[name].discard(name)
     return graph
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """Imports inside functions count."""
+    """Modules that import none of the remaining ones are taken away, until none is left but for circles."""
     remaining = import_graph()
     assert remaining
 
     while True:
-        ends = [name for name, needed in remaining.items() if not needed & remaining.keys()]
-        if not ends:
+        without_imports = [name for name, imported in remaining.items() if not imported & remaining.keys()]
+        if not without_imports:
             break
-        for name in ends:
+        for name in without_imports:
             del remaining[name]
 
-    assert remaining == {}  # the remaining modules form a cycle or lead into one
+    assert remaining == {}
 
 
-def test_nothing_private_is_imported():
+def test_no_private_name_is_imported():
     private = []
     for name in modules():
         for imported in imports(name):
-            if re.match("_[^_]", imported.name) and imported.module in modules():
+            is_private = re.match("_[^_]", imported.name)
+            if is_private and imported.module in modules():
                 private.append((name, imported))
 
     assert modules()
     assert private == []
 
 
-def test_lower_rooms_do_not_import_higher_ones():
-    """Not inside functions either."""
-    within = [(name, module) for name, module in pairs() if module in inside()]
+def test_rooms_import_from_rooms_above_them_in_the_table_alone():
+    """Imports within functions count, too."""
+    within_package = [pair for pair in imports_of_package() if pair[1] in modules_of_package()]
 
-    assert within
-    assert [(name, module) for name, module in within if HEIGHT[room(module)] > HEIGHT[room(name)]] == []
+    wrong = []
+    for importer, imported in within_package:
+        if RANK[room(imported)] > RANK[room(importer)]:
+            wrong.append((importer, imported))
+
+    assert within_package
+    assert wrong == []
 
 
-def test_the_map_lists_every_room():
-    assert {room(name) for name in inside()} | {"__main__"} == HEIGHT.keys()
+def test_the_table_of_rooms_lists_every_room():
+    rooms = {room(name) for name in modules_of_package()}
+
+    assert rooms | {"__main__"} == RANK.keys()
 
 
 def test_rooms_have_folders_one_level_deep():
-    depths = {name: len(modules()[name].relative_to(ROOT / PACKAGE).parts) for name in inside()}
+    too_deep = []
+    for name in modules_of_package():
+        parts = modules()[name].relative_to(ROOT / PACKAGE).parts
+        if len(parts) > 3:  # room, folder, file
+            too_deep.append(name)
 
-    assert depths
-    assert [name for name, depth in depths.items() if depth > 3] == []
+    assert modules_of_package()
+    assert too_deep == []
 
 
-def test_the_core_stands_on_torch_alone():
-    """The core, and the files that all rooms may use, import nothing of fairseq or of higher rooms."""
-    files = {room for room in ROOMS if modules()[f"{PACKAGE}.{room}"].name != "__init__.py"}
-    base = files | {"core"}
-    higher = set(ROOMS) - base
+def test_the_core_imports_neither_fairseq_nor_rooms_below_it_in_the_table():
+    """Nor do the single modules that all rooms may use."""
+    single_modules = {room for room in ROOMS if modules()[f"{PACKAGE}.{room}"].name != "__init__.py"}
+    base = single_modules | {"core"}
+    others = set(ROOMS) - base
 
-    of_base = [(name, module) for name, module in pairs() if room(name) in base]
+    of_base = [(importer, imported) for importer, imported in imports_of_package() if room(importer) in base]
 
     assert of_base
     assert [pair for pair in of_base if pair[1].split(".")[0] in FAIRSEQ] == []
-    assert [pair for pair in of_base if room(pair[1]) in higher] == []
+    assert [pair for pair in of_base if room(pair[1]) in others] == []

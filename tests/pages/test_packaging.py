@@ -1,6 +1,6 @@
-"""Tests of the installed package: its version, two names of its command, its annotations, and no other files.
+"""Tests of the package as it is installed: its version, what a command imports, and what a wheel holds and can do.
 
-The wheel is tried in environments of links to this one's packages, with torch alone and with its requirements.
+The wheel is installed in new environments, with links to packages of this one: torch alone, or all that it requires.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ..support.helpers import ROOT, run_cold
 
 PLAN = "plan --arch deepnet_transformer_tiny_6_6"
 INSTALL_FAIRSEQ = "pip install --no-build-isolation fairseq-fixed"
+# A program that builds a model, trains, saves and loads it, decodes two sentences and prints the number of results.
 ALONE = """import torch
 from deepnet_fairseq.core import EOS, beam_search, build, load, save
 model = build("deepnet_transformer_tiny_6_6", vocab=30, method="deepnorm", dropout=0.0, share_all_embeddings=True)
@@ -60,41 +61,40 @@ def test_the_command_prints_the_version(capsys):
 
 
 OF_FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
-SLOW = OF_FAIRSEQ | {"torch._dynamo"}
+SLOW = OF_FAIRSEQ | {"torch._dynamo"}  # to import
 
 
 @pytest.mark.parametrize(
-    "words, spared",
+    "words, unused",  # unused: modules that the command does without
     [
         ("--help", {"torch"}),
         ("--version", {"torch"}),
         ("methods --archs", SLOW),
         ("methods deepnorm", SLOW),
         ("methods", SLOW),
-        (PLAN, OF_FAIRSEQ),  # fake tensors need torch._dynamo
+        (PLAN, OF_FAIRSEQ),  # its fake tensors need torch._dynamo
     ],
 )
-def test_commands_import_only_what_they_use(words, spared):
-    """`python -m deepnet_fairseq` shows help without importing torch, and models and plans without fairseq."""
+def test_a_command_does_not_import_what_it_does_not_use(words, unused):
     printed = run_cold("python", "-X", "importtime", "-m", "deepnet_fairseq", *words.split()).stdout
 
-    loaded = {line.split("|")[-1].strip() for line in printed.splitlines() if line.startswith("import time:")}
-    assert "deepnet_fairseq.cli" in loaded
-    assert loaded.isdisjoint(spared)
+    imported = {line.split("|")[-1].strip() for line in printed.splitlines() if line.startswith("import time:")}
+    assert "deepnet_fairseq.cli" in imported
+    assert imported.isdisjoint(unused)
 
 
 @pytest.mark.parametrize(
     "module, facts",
     [
-        ("fairseq.data", ("needs fairseq", INSTALL_FAIRSEQ, "docs/install.md")),
-        ("sacrebleu.metrics", ("needs sacrebleu", "pip install")),
+        ("fairseq.data", ("fairseq", INSTALL_FAIRSEQ, "docs/install.md")),
+        ("sacrebleu.metrics", ("sacrebleu", "pip install")),
     ],
 )
-def test_what_is_not_installed_is_named_with_the_way_to_it(module, facts, monkeypatch):
-    def register():
+def test_a_library_that_is_missing_is_named_with_the_way_to_install_it(module, facts, monkeypatch):
+    def fails():
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    monkeypatch.setattr(corpora, "register", register)
+    monkeypatch.setattr(corpora, "register", fails)  # which `deepnet prepare text` calls first
 
     for fact in facts:
         assert_refused(fact, "prepare", "text", "qaa", "qab", "train", "valid", "test", "data")
@@ -104,31 +104,36 @@ class Installation:
     """Environment with a wheel and, by links, some of this environment's packages and their requirements."""
 
     def __init__(self, folder: Path, wheel: Path, *wanted: str):
-        """Make the environment. wanted: packages, or "" for the wheel's own requirements, "[data]" for an extra's."""
+        """Make the environment.
+
+        wanted: names of packages; "" for all that the wheel requires, "[data]" for that and what its extra requires.
+        """
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         self.bin = folder / "bin"
         (self.site,) = folder.glob("lib/python*/site-packages")
         install = ["--python", self.bin / "python", "install", "--no-deps", "--no-index", wheel]
         subprocess.run([sys.executable, "-m", "pip", *install], check=True, capture_output=True)
-        (ours,) = metadata.distributions(path=[str(self.site)])
+        (installed_wheel,) = metadata.distributions(path=[str(self.site)])
         needed = []
         for entry in wanted:
-            own = entry == "" or entry.startswith("[")
-            needed += required(ours, entry.strip("[]")) if own else [entry]
+            if entry == "" or entry.startswith("["):
+                needed += required(installed_wheel, extra=entry.strip("[]"))
+            else:
+                needed.append(entry)
         for package in closure(needed):
             self.link(package)
 
     def link(self, package: metadata.Distribution) -> None:
-        """Link a package's modules, and fairseq's programs."""
-        tops = {file.parts[0] for file in package.files or ()}  # modules, folders, ".." for programs
+        """Link a package's modules, and write fairseq's programs."""
+        tops = {file.parts[0] for file in package.files or ()}  # modules, folders, and ".." for programs
         for name in tops - {"..", "__pycache__"}:
             if not name.endswith(".pth") and not (self.site / name).exists():
                 (self.site / name).symlink_to(package.locate_file(name))
         if "fairseq_cli" in tops:
             for entry in package.entry_points.select(group="console_scripts"):
-                text = f"#!{self.bin}/python\nfrom {entry.module} import {entry.attr}\n{entry.attr}()\n"
-                (self.bin / entry.name).write_text(text)
-                (self.bin / entry.name).chmod(0o755)
+                program = self.bin / entry.name
+                program.write_text(f"#!{self.bin}/python\nfrom {entry.module} import {entry.attr}\n{entry.attr}()\n")
+                program.chmod(0o755)
 
     def run(self, command: str, folder: Path, check=True) -> subprocess.CompletedProcess:
         """Run a command by bash, with this environment's programs on PATH."""
@@ -164,7 +169,7 @@ def closure(names: Iterable[str]) -> list[metadata.Distribution]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Provide a wheel built from the sdist of a copy of the tree."""
+    """Provide the file of a wheel built from the sdist of a copy of the tree."""
     folder = tmp_path_factory.mktemp("built")
     tree = folder / "tree"
     shutil.copytree(ROOT / "deepnet_fairseq", tree / "deepnet_fairseq", ignore=shutil.ignore_patterns("__pycache__"))
@@ -181,7 +186,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def with_fairseq(wheel, tmp_path_factory):
-    """Provide an environment of the wheel, its requirements and fairseq; programs fail with a blank in their path."""
+    """Provide an environment of the wheel, what it requires, and fairseq."""
     return Installation(tmp_path_factory.mktemp("with-fairseq") / "environment", wheel, "", "fairseq-fixed")
 
 
@@ -202,14 +207,14 @@ def on_torch_alone(wheel, tmp_path_factory):
 
 @pytest.mark.smoke
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
-    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
     expected = set()
     for path in (ROOT / "deepnet_fairseq").rglob("*"):
         if path.is_file() and path.suffix != ".pyc":
             expected.add(path.relative_to(ROOT).as_posix())
-    assert held == expected
-    assert "deepnet_fairseq/py.typed" in held
+    assert files == expected
+    assert "deepnet_fairseq/py.typed" in files  # says that the package has annotations
 
 
 @pytest.mark.smoke
@@ -220,7 +225,7 @@ def test_path_of_the_wheel_is_the_installed_package(with_fairseq, tmp_path):
 
 
 class Quickstart(NamedTuple):
-    """Folder in which the wheel's quickstart has run, and what it printed."""
+    """The folder in which `deepnet quickstart` has run from the wheel, and what it printed."""
 
     folder: Path
     printed: str
@@ -235,6 +240,7 @@ def quickstart(with_fairseq, tmp_path_factory):
 
 @pytest.mark.smoke
 def test_the_wheel_suffices_for_the_quickstart(quickstart):
+    # method, depth, learning rate, loss, BLEU, which 25 updates are too few for, and seconds
     row = r"^deepnorm +2L-2L +1e-3 +\d+\.\d+ +\d+\.\d \(too short\) +\d+ s "
 
     assert re.search(row, quickstart.printed, re.MULTILINE), quickstart.printed
@@ -242,6 +248,7 @@ def test_the_wheel_suffices_for_the_quickstart(quickstart):
 
 @pytest.mark.smoke
 def test_a_quickstart_of_the_wheel_records_its_command_and_no_commit(quickstart):
+    """The commit is that of the package's checkout, which a wheel has not."""
     run = quickstart.folder / "quickstart/2L-2L-25-updates-seed1/deepnorm-lr1e-3"
 
     command = "deepnet compare quickstart/data --methods deepnorm --depths 2 --lrs 1e-3 --seeds 1 --updates=25"
@@ -281,21 +288,24 @@ def test_methods_that_only_a_checkout_has_are_named(for_experiments, tmp_path):
 def test_torch_alone_builds_trains_and_decodes_a_model(on_torch_alone, tmp_path):
     (tmp_path / "alone.py").write_text(ALONE)
 
-    assert on_torch_alone.run("python alone.py", tmp_path).stdout == "2\n"
+    printed = on_torch_alone.run("python alone.py", tmp_path).stdout
+
+    assert printed == "2\n"  # sentences
 
 
 @pytest.mark.smoke
 def test_torch_alone_lists_coefficients(on_torch_alone, tmp_path):
     printed = on_torch_alone.run("deepnet methods deepnorm", tmp_path).stdout
 
-    assert re.search(r"encoder alpha +1\.417938 ", printed)
+    alpha = 0.81 * (6**4 * 6) ** (1 / 16)  # of DeepNet's Figure 2, at 6L-6L
+    assert re.search(rf"encoder alpha +{re.escape(f'{alpha:.6f}')} ", printed)
 
 
 @pytest.mark.smoke
 def test_torch_alone_plans_a_training(on_torch_alone, tmp_path):
     printed = on_torch_alone.run(f"deepnet {PLAN}", tmp_path).stdout
 
-    assert re.search(r"80 GiB.* as it is", printed)
+    assert re.search(r"80 GiB.* as it is", printed)  # of a GPU, on which the training fits as it is
 
 
 @pytest.mark.smoke
@@ -304,6 +314,6 @@ def test_a_command_that_torch_alone_cannot_run_names_fairseq_in_one_line(on_torc
 
     assert done.returncode == 1
     refusal = done.stderr.splitlines()[-1]  # torch warns before it that numpy is missing
-    assert refusal.startswith("deepnet: error: needs fairseq")
+    assert refusal.startswith("deepnet: error: ")
     assert INSTALL_FAIRSEQ in refusal
     assert "Traceback" not in done.stderr

@@ -272,7 +272,7 @@ def in_arguments(text):
 
 
 def in_arguments_of_an_inner_model(text):
-    """Return the same as a model has it that was trained from one of wav2vec."""
+    """Return the same of the wav2vec model inside a model that was fine-tuned from it."""
     return {"model": {"w2v_args": Namespace(encoder_layers=text)}}
 
 
