@@ -168,7 +168,7 @@ def test_compare_tells_its_data_from_the_values_of_other_flags(data_first, tmp_p
     assert data_and_flags(words) == (tmp_path, flags)
 
 
-def test_compare_takes_the_first_word_for_its_data_if_no_word_is_a_folder_of_data():
+def test_compare_takes_the_first_word_for_data_if_no_folder_has_data():
     data, _flags = data_and_flags(["nowhere", "--dropout", "0.2"])
 
     assert data == Path("nowhere")

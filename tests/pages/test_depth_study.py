@@ -89,7 +89,7 @@ def judged(records, verdict, failed):
     return {"records": records, "verdict": verdict, "failed": failed}
 
 
-def test_the_check_s_warnings_of_failures_and_false_alarms_are_counted_by_records():
+def test_warnings_of_failures_and_false_alarms_are_counted_by_file():
     """A warning is any verdict but stable. A row has a file of records, warnings of failures, and false alarms."""
     judgements = [
         judged("a", "stable", failed=False),

@@ -121,7 +121,7 @@ def documented_profiles() -> dict[str, str]:
     return profiles
 
 
-def test_documented_profiles_are_the_default_ones_of_the_methods():
+def test_default_profiles_are_the_documented_ones():
     documented = documented_profiles()
 
     defaults = {name: METHODS[name].init_profiles[0] for name in documented}

@@ -96,9 +96,10 @@ class Reader:
         words = ["git", "ls-files", "-z"]
         listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for name in filter(None, listed.split("\0")):
+            copy = self.root / name
             if (ROOT / name).exists():
-                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.root / name)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, copy)
 
     def write_text(self) -> None:
         """Write the text that pages assume: corpus/train.de and so on."""
@@ -111,10 +112,11 @@ class Reader:
     def set_up(self) -> None:
         """Make a .venv of links to this environment, which scripts/setup.sh takes for complete."""
         venv = self.root / ".venv"
-        real = Path(sys.prefix)
         venv.mkdir()
         for name in ("bin", "lib", "pyvenv.cfg"):
-            (venv / name).symlink_to(real / name)
+            (venv / name).symlink_to(Path(sys.prefix) / name)
+
+        # the checksum by which the script knows a complete environment, computed by the script's own line
         setup = (self.root / "scripts/setup.sh").read_text()
         stamp = re.search(r"^deepnet_stamp=.*$", setup, re.MULTILINE)[0]
         command = f'deepnet_root="$PWD"\n{stamp}\nprintf %s "$deepnet_stamp"'

@@ -41,12 +41,15 @@ def mean_and_deviation(values):
 
 @pytest.fixture(scope="module")
 def runs_of_table1(tmp_path_factory):
-    """Provide runs of DeepNet's Table 1 that ended in every way: scored, diverged, stuck, running, not yet scored."""
+    """Provide runs of DeepNet's Table 1 in every state: scored, diverged, stuck, running, not yet scored.
+
+    The log of each has losses up to update 200.
+    """
     root = tmp_path_factory.mktemp("report") / "runs"
     for seed, bleu in enumerate(BLEU_OF_DEEPNORM, start=1):
         write_run(root, "table1", f"deepnorm-18-{seed}", seed=seed, bleu=bleu)
     write_run(root, "table1", "post-18", "post_ln", diverged="diverged at update 812\n")
-    write_run(root, "table1", "post-50", "post_ln", 50, diverged="")
+    write_run(root, "table1", "post-50", "post_ln", 50, diverged="")  # at an unknown update
     write_run(root, "table1", "post-50-2", "post_ln", 50, seed=2, diverged="")
     write_run(root, "table1", "post-100", "post_ln", 100, stuck="stuck at update 400: validation loss 8.05 bits")
     write_run(root, "table1", "pre-18", "pre_ln", bleu=28.25)
@@ -89,7 +92,8 @@ def test_depths_of_a_method_are_in_order(overview):
 
 
 def test_a_run_that_the_paper_lacks_has_the_last_row(overview):
-    rows_of_paper = 40  # ten methods at four depths
+    rows_of_paper = 10 * 4  # methods and depths
+
     assert len(overview) == rows_of_paper + 1
     assert list(overview)[-1] == ("BranchNorm", "18L-18L")
 
@@ -183,18 +187,8 @@ def write_language_model(root, name, lr, valid=None, method="normformer", varian
     if valid is not None:
         sets = {"valid": {"perplexity": valid}, "test": {"perplexity": valid + 1}}
         score = {"kind": "perplexity", "sets": sets}
-    write_run(
-        root,
-        "normformer_clm",
-        name,
-        method,
-        layers=12,
-        score=score,
-        lr=lr,
-        size="125M",
-        variant=variant,
-        **others,
-    )
+    facts = {"lr": lr, "size": "125M", "variant": variant}
+    write_run(root, "normformer_clm", name, method, layers=12, score=score, **facts, **others)
 
 
 @pytest.fixture(scope="module")
@@ -434,7 +428,7 @@ def test_the_command_says_where_it_wrote_the_page(odd_runs, capsys):
 
 def test_the_page_in_a_file_is_the_printed_one_but_for_links(odd_runs, capsys):
     out = write_page(odd_runs)
-    capsys.readouterr()
+    capsys.readouterr()  # what writing it has printed
 
     printed = printed_report(capsys, odd_runs, "--table", "iwslt14")
 

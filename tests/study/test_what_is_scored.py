@@ -215,7 +215,7 @@ def test_translations_unlike_the_references_have_no_note_without_a_log(translati
     assert score(path)["notes"] == []
 
 
-def test_translations_equal_to_references_have_no_note_if_the_log_says_they_are_free(tmp_path):
+def test_translations_equal_to_references_have_no_note_if_logged_as_free(tmp_path):
     path = write_generated(tmp_path / "o.txt", REFERENCES, REFERENCES, direction="de-en")
 
     assert score(path)["notes"] == []
@@ -343,7 +343,7 @@ def test_a_file_of_results_scores_alone_as_among_others(subset, results_of_two_s
     assert alone["bleu"] == together["sets"][subset]["directions"]["en-zh"]["bleu"]
 
 
-def test_results_in_folders_named_by_direction_score_as_files_named_by_direction(tmp_path):
+def test_results_in_a_folder_for_each_direction_score_as_named_files(tmp_path):
     for direction, rate in (("de-en", 0.1), ("en-de", 0.3)):
         translations = with_wrong_words(REFERENCES, rate)
         write_generated(tmp_path / "results" / direction / "generate-test.txt", translations, REFERENCES)
