@@ -252,7 +252,10 @@ def test_prepare_language_prints_what_it_wrote_as_json(capsys, tmp_path):
 
     main(["prepare", "language", str(text), "--json"])
 
-    assert json.loads(capsys.readouterr().out) == {"wrote": str(text)}
+    printed = json.loads(capsys.readouterr().out)
+    test_set = (text / "test.qaa").read_text().splitlines()
+    assert printed["wrote"] == str(text)
+    assert printed["pairs"]["test"] == len(test_set)
 
 
 def test_with_json_progress_goes_to_stderr(capsys, tmp_path):

@@ -99,8 +99,12 @@ class Compared(NamedTuple):
     defaults: dict[str, object]
 
 
-@pytest.fixture(params=[*CONFIGS, *IN_COMMENTS], ids=lambda param: param if isinstance(param, str) else "-".join(param))
-def compared(request, tmp_path):
+def name_of_case(case: str | tuple[str, str]) -> str:
+    return case if isinstance(case, str) else "-".join(case)
+
+
+@pytest.fixture(scope="module", params=[*CONFIGS, *IN_COMMENTS], ids=name_of_case)
+def compared(request, tmp_path_factory):
     """Provide the Compared settings of every YAML file, and of every row that its comments list."""
     if request.param in CONFIGS:
         name = request.param
@@ -110,14 +114,15 @@ def compared(request, tmp_path):
         name, heading = request.param
         row = IN_COMMENTS[name, heading]
         overrides = overrides_in_comments(name, heading)
+    folder = tmp_path_factory.mktemp("data")
     for file in ("dict.txt", "train.idx"):  # files that mark data for language models
-        (tmp_path / file).touch()
+        (folder / file).touch()
 
-    words = training_of(row, tmp_path)
+    words = training_of(row, folder)
     return Compared(
         of_yaml=settings_of_yaml(name, overrides=overrides),
-        of_experiment=settings_of_flags(words, tmp_path),
-        defaults=default_settings(words, tmp_path),
+        of_experiment=settings_of_flags(words, folder),
+        defaults=default_settings(words, folder),
     )
 
 
