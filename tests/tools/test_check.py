@@ -1,8 +1,11 @@
 """Tests of `deepnet check`: signals and verdicts on synthetic observations, then the command on real batches."""
 
+from __future__ import annotations
+
 import json
 import math
 import os
+from typing import NamedTuple
 
 import pytest
 
@@ -12,23 +15,30 @@ from deepnet_fairseq.tools.check import AT_RISK, DIVERGING, STABLE, UNKNOWN, Obs
 from ..conftest import TRAIN_FLAGS
 from ..support.errors import assert_refused
 from ..support.helpers import run
+from ..support.logs import losses as losses_of_log
 
 PEAK = 1e-3  # learning rate
 UPDATES = 30
-HEALTHY = {"encoder": 3.0, "decoder": 8.0, "gradient": 0.01}  # largest numbers, far from fp16's 65504
-EVEN = (0.5, 0.7, 1.0)  # gradient norms of decoder layers
+HEALTHY = {"encoder": 3.0, "decoder": 8.0, "gradient": 0.01}  # largest absolute values, far from fp16's 65504
+EVEN = (0.5, 0.7, 1.0)  # gradient norms of decoder layers 1 to 3
 
 
-def observed(update: int, decoder=EVEN, loss: float | None = None, lr: float = PEAK, largest=None) -> Observed:
-    """Return one observed update.
+def observed(
+    update: int,
+    decoder: tuple[float, ...] = EVEN,
+    loss: float | None = None,
+    lr: float = PEAK,
+    largest: dict[str, float] | None = None,
+) -> Observed:
+    """Return the observation of one update of a 3L-3L model.
 
-    decoder: gradient norms of the decoder's layers, 1 in three layers of the encoder; loss: falls with the updates if
-    it is None; largest: numbers that differ from HEALTHY.
+    decoder: gradient norms of the decoder's layers, while those of the encoder's are 1; loss: of the batch, by default
+    one that falls from update to update; largest: absolute values that differ from HEALTHY.
     """
     norms = {f"encoder.{layer}": 1.0 for layer in (1, 2, 3)}
-    for layer, norm in enumerate(decoder, 1):
+    for layer, norm in enumerate(decoder, start=1):
         norms[f"decoder.{layer}"] = norm
-    for address in ("decoder.1.ffn.fc1", "encoder.embed_tokens"):  # no layers
+    for address in ("decoder.1.ffn.fc1", "encoder.embed_tokens"):  # no layers: they must not count as such
         norms[address] = 1e-30
     if loss is None:
         loss = 10 - 0.05 * update
@@ -37,22 +47,22 @@ def observed(update: int, decoder=EVEN, loss: float | None = None, lr: float = P
 
 
 def training(rows: list[Observed], failure: str | None = None) -> ShortTraining:
-    """Return a short training of a 3L-3L model."""
+    """Return a short training of a 3L-3L model with these updates; failure: how it diverged, None if it did not."""
     return ShortTraining(
         "deepnorm", layers=(3, 3), parameters=1, peak=PEAK, observed=rows, failure=failure, seconds=1.0
     )
 
 
-def only(items: list):
-    (item,) = items
-    return item
+def training_of(updates: int = UPDATES, **same_in_all) -> ShortTraining:
+    """Return a short training of so many updates, all of them observed(.., **same_in_all)."""
+    return training([observed(update, **same_in_all) for update in range(updates)])
 
 
 # verdicts
 
 
 def test_even_gradients_are_stable():
-    verdict = judge(training([observed(update) for update in range(UPDATES)]))
+    verdict = judge(training_of(decoder=EVEN))
 
     assert verdict.kind == STABLE
     assert str(verdict) == "stable"
@@ -61,9 +71,10 @@ def test_even_gradients_are_stable():
 
 
 def test_a_dip_of_gradients_that_recover_is_stable():
+    """The first and the last five updates count, and the dip is between them."""
     rows = [observed(update) for update in range(UPDATES)]
     for update in range(10, 15):
-        rows[update] = observed(update, decoder=(1e-9, *EVEN[1:]))
+        rows[update] = observed(update, decoder=(1e-9, 0.7, 1.0))
 
     verdict = judge(training(rows))
 
@@ -72,51 +83,78 @@ def test_a_dip_of_gradients_that_recover_is_stable():
 
 
 def test_nine_updates_are_too_few_for_a_verdict():
-    verdict = judge(training([observed(update) for update in range(9)]))
+    """Five at the start are compared with five at the end."""
+    verdict = judge(training_of(updates=9))
 
-    assert str(verdict) == UNKNOWN
+    assert verdict.kind == UNKNOWN
     assert "9 updates" in verdict.notes[0]
 
 
 def test_a_learning_rate_far_below_its_peak_is_noted():
-    verdict = judge(training([observed(update, lr=PEAK / 1000) for update in range(UPDATES)]))
+    verdict = judge(training_of(lr=PEAK / 1000))
 
-    note = only(verdict.notes)
+    (note,) = verdict.notes
     assert "0.1%" in note
-    assert "0.001" in note
+    assert f"{PEAK:g}" in note
 
 
-VANISHING = 10  # the first update with other norms
+class Vanishing(NamedTuple):
+    """Evenness of the decoder's gradients in a training, and the verdict on it.
+
+    Evenness: the norm of the smallest layer, which is the first, divided by that of the largest, 1.
+    """
+
+    start: float  # evenness before update CHANGE
+    later: float  # evenness from that update on
+    kind: str  # of the verdict
+    update: int | None = None  # at which the finding shows; None without a finding
+
+
+CHANGE = 10  # the first update with other norms
+LAST = UPDATES - 1
 
 
 @pytest.mark.parametrize(
-    "start, later, kind, update",
+    "case",
     [
-        (0.02, 1e-6, DIVERGING, VANISHING),  # Post-LN: uneven, then vanishing
-        (0.02, 0.02, AT_RISK, UPDATES - 1),  # uneven, before the learning rate has its effect
-        (0.02, 0.5, STABLE, None),  # ReZero: becomes even
-        (0.3, 0.02, STABLE, None),  # uneven, but over few layers
-        (0.5, 0.02, STABLE, None),  # DS-Init, or DeepNorm with too short a warm-up: even at the start
-        (0.5, 1e-4, DIVERGING, VANISHING),  # a hundredth from layer to layer: diverging, whatever the start
-        (0.5, 0.0, DIVERGING, VANISHING),
+        # Post-LN: uneven, below 0.1 at the start, then vanishing, below 1e-3 at the end
+        Vanishing(start=0.02, later=1e-6, kind=DIVERGING, update=CHANGE),
+        # uneven at the start and at the end, but not vanishing: a risk, found at the last update
+        Vanishing(start=0.02, later=0.02, kind=AT_RISK, update=LAST),
+        # ReZero: becomes even
+        Vanishing(start=0.02, later=0.5, kind=STABLE),
+        # DS-Init, or DeepNorm with too short a warm-up: even at the start, and later uneven
+        Vanishing(start=0.3, later=0.02, kind=STABLE),
+        Vanishing(start=0.5, later=0.02, kind=STABLE),
+        # even at the start, but no layer but the last learns: from layer to layer it is sqrt(1e-4), a hundredth
+        Vanishing(start=0.5, later=1e-4, kind=DIVERGING, update=CHANGE),
+        Vanishing(start=0.5, later=0.0, kind=DIVERGING, update=CHANGE),
     ],
+    ids=str,
 )
-def test_vanishing_gradients_decide_the_verdict(start, later, kind, update):
-    """By the ratio of smallest to largest norm at the start and at the end."""
+def test_vanishing_gradients_decide_the_verdict(case):
     rows = []
-    for number in range(UPDATES):
-        smallest = start if number < VANISHING else later
-        rows.append(observed(number, decoder=(smallest, 0.7, 1.0)))
+    for update in range(UPDATES):
+        evenness = case.start if update < CHANGE else case.later
+        rows.append(observed(update, decoder=(evenness, 0.7, 1.0)))
 
     verdict = judge(training(rows))
 
-    assert verdict.kind == kind
-    if update is not None:
-        assert verdict.findings[0].update == update
+    assert verdict.kind == case.kind
+    if case.update is not None:
+        assert verdict.findings[0].update == case.update
         assert "decoder layer 1" in str(verdict)
-    if kind == DIVERGING:
-        assert f"{later:.0e}" in str(verdict)
-        assert f"{start:.0e}" in str(verdict)
+    if case.kind == DIVERGING:
+        assert f"{case.later:.0e}" in str(verdict)
+        assert f"{case.start:.0e}" in str(verdict)
+
+
+def test_gradients_that_fade_slowly_over_many_layers_are_stable():
+    """By 8% from layer to layer: over 40 layers they are uneven, but for no more than the depth."""
+    norms = tuple(0.92**layer for layer in range(40, 0, -1))
+
+    assert min(norms) / max(norms) < 0.1  # an evenness that is a risk over three layers
+    assert judge(training_of(decoder=norms)).kind == STABLE
 
 
 def test_numbers_that_are_not_finite_are_divergence():
@@ -131,16 +169,20 @@ def test_numbers_that_are_not_finite_are_divergence():
 
 
 def test_a_rising_loss_is_a_risk():
-    verdict = judge(training([observed(update, loss=10 + update / 10) for update in range(UPDATES)]))
+    rows = [observed(update, loss=10 + update / 10) for update in range(UPDATES)]
+
+    verdict = judge(training(rows))
 
     assert verdict.kind == AT_RISK
-    medians = ("10.20", "12.70")  # of the first and last five updates
-    for loss in medians:
-        assert loss in str(verdict)
+    median_of_first_five = 10 + 2 / 10  # updates 0 to 4
+    median_of_last_five = 10 + 27 / 10  # updates 25 to 29
+    assert f"{median_of_first_five:.2f}" in str(verdict)
+    assert f"{median_of_last_five:.2f}" in str(verdict)
 
 
 def test_activations_near_the_end_of_fp16_are_a_risk():
-    verdict = judge(training([observed(update, largest={"decoder": 20000.0}) for update in range(UPDATES)]))
+    """Activations of 20000 reach 65504 within two doublings; fewer than four are a risk, and bf16 is the way out."""
+    verdict = judge(training_of(largest={"decoder": 20000.0}))
 
     assert verdict.kind == AT_RISK
     assert "20000" in str(verdict)
@@ -148,37 +190,50 @@ def test_activations_near_the_end_of_fp16_are_a_risk():
 
 
 def test_gradients_that_need_a_loss_scale_below_one_are_a_risk():
-    verdict = judge(training([observed(update, largest={"gradient": 1000.0}) for update in range(UPDATES)]))
+    """1000 tokens with gradients of 1000 sum up to 15.3 times 65504; the largest power of 2 below 1 / 15.3 is 1 / 16."""
+    verdict = judge(training_of(largest={"gradient": 1000.0}))
 
     assert verdict.kind == AT_RISK
-    assert "0.0625" in str(verdict)  # 2 ** -4; 1000 tokens x 1000 are 15 times 65504
+    assert str(1 / 16) in str(verdict)
 
 
 def test_gradients_of_zero_have_no_headroom():
     """Where nothing flows, there is nothing to compare with fp16's largest number."""
-    assert training([observed(1, largest={"gradient": 0.0})]).headroom is None
+    assert training_of(updates=1, largest={"gradient": 0.0}).headroom is None
 
 
-def test_gradients_other_than_zero_have_headroom():
-    assert training([observed(1)]).headroom is not None
+def test_headroom_is_how_far_the_largest_numbers_are_from_fp16s():
+    headroom = training_of(updates=1, largest={"decoder": 65504 / 8, "gradient": 65504 / 1000 / 5}).headroom
+
+    assert headroom.activation == 65504 / 8
+    assert headroom.doublings == pytest.approx(3)  # 8 is 2 ** 3
+    assert headroom.loss_scale == 4  # a power of two: 1000 tokens with this gradient sum up to a fifth of 65504
 
 
 # the command
 
 FLAGS = (*TRAIN_FLAGS, "--arch", "deepnet_transformer_tiny", "--dropout", "0")
+PEAK_OF_FLAGS = 2e-3  # --lr in TRAIN_FLAGS
+BEGINNING_OF_FLAGS = 1e-7  # --warmup-init-lr there
+# reaches its peak learning rate at update 20, within the updates that a check makes by default
 EIGHTEEN_LAYERS = ("--encoder-layers", "18", "--decoder-layers", "18", "--lr", "1e-3", "--warmup-updates", "20")
 UNSTABLE = 3  # exit status
-PEAK_OF_FLAGS = 2e-3
 
 
 def check(data, *flags) -> None:
-    """Run `deepnet check` in this process."""
+    """Run `deepnet check` in this process, with FLAGS and those given, of which the later ones count."""
     main(["check", str(data), *FLAGS, *flags])
 
 
 def json_report(printed: str) -> dict:
+    """Return the report that `deepnet check --json` prints in one line, possibly between other lines."""
     (line,) = [line for line in printed.splitlines() if line.startswith("{")]
     return json.loads(line)
+
+
+def rates_of(report: dict) -> list[float]:
+    """Return the learning rate of each update."""
+    return [row["lr"] for row in report["updates"]]
 
 
 @pytest.fixture
@@ -213,10 +268,16 @@ def test_post_ln_diverges_at_a_rate_where_deepnorm_is_stable(data, capsys, worki
     assert not os.listdir(working_folder)
 
 
+SLOW_WARMUP = ("--warmup-updates", "100")  # of which a check of ten updates makes a tenth
+
+
 @pytest.fixture(scope="module")
-def report_of_ten_updates(data):
-    """Provide the report of a check whose words end in the whole command line of fairseq-train."""
-    command = ("fairseq-train", data, *FLAGS, "--warmup-updates", "100")
+def report_of_ten_updates(data) -> dict:
+    """Provide the report of ten updates of a slow warm-up; the command ends in that of fairseq-train, as a user has it.
+
+    deepnet_transformer_tiny has 6 layers in each stack.
+    """
+    command = ("fairseq-train", data, *FLAGS, *SLOW_WARMUP)
     return json_report(run("deepnet", "check", "--json", "--updates", "10", *command).stdout)
 
 
@@ -227,47 +288,50 @@ def test_a_report_has_the_verdict_the_layers_and_the_updates(report_of_ten_updat
 
 
 def test_a_check_warms_up_as_the_training(report_of_ten_updates):
-    rates = [row["lr"] for row in report_of_ten_updates["updates"]]
+    """The rate rises linearly, over 100 updates, from --warmup-init-lr to --lr."""
+    step = (PEAK_OF_FLAGS - BEGINNING_OF_FLAGS) / 100
+    expected = [BEGINNING_OF_FLAGS + update * step for update in range(10)]
 
-    step = (PEAK_OF_FLAGS - 1e-7) / 100
-    assert rates == pytest.approx([1e-7 + update * step for update in range(10)], rel=1e-6)
+    assert rates_of(report_of_ten_updates) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_check_that_ends_in_the_warmup_says_so(report_of_ten_updates):
-    assert any(f"peak {PEAK_OF_FLAGS}" in note for note in report_of_ten_updates["notes"])
+def test_a_check_that_ends_in_the_warmup_names_the_peak_in_a_note(report_of_ten_updates):
+    notes = " ".join(report_of_ten_updates["notes"])
+
+    assert f"{PEAK_OF_FLAGS:g}" in notes
 
 
 def test_a_check_has_the_losses_of_the_training(data, report_of_ten_updates):
-    flags = ("--warmup-updates", "100", "--max-update", "10", "--no-save")
-    log = run("fairseq-train", data, *FLAGS, *flags).stdout
-    rows = [json.loads(line.split("| train_inner | ")[1]) for line in log.splitlines() if "train_inner" in line]
+    log = run("fairseq-train", data, *FLAGS, *SLOW_WARMUP, "--max-update", "10", "--no-save").stdout
 
     losses = [row["loss"] for row in report_of_ten_updates["updates"]]
-    assert losses == pytest.approx([float(row["loss"]) for row in rows], abs=2e-3)
+    assert losses == pytest.approx(list(losses_of_log(log).values()), abs=2e-3)  # the log has three decimals
 
 
 def test_a_compressed_warmup_reaches_the_peak_and_falls_from_it(data, capsys):
+    """By the inverse square root of the updates, as after a warm-up of 4 updates."""
     check(data, "--json", "--updates", "10", "--compress-warmup", "4")
 
-    rates = [row["lr"] for row in json_report(capsys.readouterr().out)["updates"]]
+    rates = rates_of(json_report(capsys.readouterr().out))
     assert rates[4] == pytest.approx(PEAK_OF_FLAGS)
-    assert rates[7] == pytest.approx(PEAK_OF_FLAGS * math.sqrt(4 / 7))  # inverse_sqrt
+    assert rates[7] == pytest.approx(PEAK_OF_FLAGS * math.sqrt(4 / 7))
 
 
 def test_a_check_too_short_for_its_warmup_names_the_updates_it_takes(data, capsys):
+    """Twice the compressed warm-up."""
     check(data, "--warmup-updates", "50", "--updates", "10", "--compress-warmup", "25")
 
     assert "--updates 50" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "flags, subject",
+    ("flags", "subject"),
     [
         ("--updates 3", "--updates 3: "),
         ("--seconds 0", "--seconds 0: "),
         ("--compress-warmup 5 --lr-scheduler cosine --warmup-updates 0", "--compress-warmup: "),
-        ("--arch transformer", "--arch transformer: "),
-        (f"--finetune-from-model {__file__}", "--finetune-from-model: "),
+        ("--arch transformer", "--arch transformer: "),  # fairseq's own model
+        (f"--finetune-from-model {__file__}", "--finetune-from-model: "),  # an existing file, whatever is in it
     ],
 )
 def test_a_wrong_flag_is_named(data, flags, subject):
