@@ -25,21 +25,22 @@ def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser("fault_test", description=__doc__)
     seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
-    parser.add_argument("kills", nargs="?", type=int, default=60, help="how many, over all trainings")
+    parser.add_argument("kills", nargs="?", type=int, default=60, help="how many, over all trainings (default 60)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of trainings; pair: 2 processes")
-    parser.add_argument("--updates", type=int, default=45, help="of a training")
-    parser.add_argument("--seed", type=int, default=seed)
-    parser.add_argument("--full-disks", type=float, default=0.25, help="share of lives in which the disk fills up")
+    parser.add_argument("--updates", type=int, default=45, help="of a training (default 45)")
+    parser.add_argument("--seed", type=int, default=seed, help="of the random moments (default $SEED, or a random one)")
+    parser.add_argument("--full-disks", type=float, default=0.25, help="share of starts that meet a full disk")
     return parser.parse_args()
 
 
 def run_campaigns(given: argparse.Namespace, folder: Path) -> dict[str, Counter]:
-    """Run a campaign for each kind of training; return their tallies by name.
+    """Run a campaign for each kind of training; return its tally by the name of the kind.
 
-    The kills are shared out, and the first campaigns get those that are left over.
+    given: the parsed command line; folder: of all trainings. The kills are shared out, and the first campaigns get
+    those that are left over. Raises Lost if a training has lost something.
     """
     data = make_data(folder, SIZES)
-    chance = random.Random(given.seed)
+    chance = random.Random(given.seed)  # one for all campaigns
     kills_of_each, left_over = divmod(given.kills, len(given.kinds))
     tallies = {}
     for number, name in enumerate(given.kinds):
@@ -62,7 +63,10 @@ def main() -> None:
         sys.exit(f"fault_test: error: {error}; the logs are in {folder}; SEED={given.seed} repeats it")
 
     counts = ("trainings", *PHASES, *COUNTED)
-    table = [(name, *(tally[count] for count in counts)) for name, tally in tallies.items()]
+    table = []
+    for name, tally in tallies.items():
+        numbers = [tally[count] for count in counts]
+        table.append([name, *numbers])
     print(tabulate(table, ("training", *counts), "plain"))
     print("no checkpoint lost; weights, optimiser, moving average and logs are the undisturbed training's, bit for bit")
     print(f"{time.monotonic() - begun:.0f} s")

@@ -1,4 +1,4 @@
-"""Life of a training: its processes from start to end, and the events that its log reports."""
+"""One run of a training: its processes from start to end, and the events that its log reports."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from deepnet_fairseq.plugin.distributed import launch
 from ..support.helpers import USER_DIR
 from ..support.ranks import be_rank, free_port
 
-# of the log: a save begins, has ended, has failed
-SAVES = "Preparing to save checkpoint"
-SAVED = "Saved checkpoint"
-FAILED = "the training goes on"
+# what the log's lines on a save contain
+SAVES = "Preparing to save checkpoint"  # it begins
+SAVED = "Saved checkpoint"  # it has ended
+FAILED = "the training goes on"  # it has failed
 PHASES_AFTER = {  # words of a line of the log -> phase of the training after it
     "Start iterating over samples": "training",
     "| train_inner | {": "training",
@@ -29,8 +29,8 @@ PHASES_AFTER = {  # words of a line of the log -> phase of the training after it
     SAVED: "training",
     FAILED: "training",
 }
-PHASES = ("start", "training", "validation", "saving")
-POLL = 1e-3  # seconds
+PHASES = ("start", "training", "validation", "saving")  # "start" lasts until the first of these words
+POLL = 1e-3  # seconds between two looks at a log or a process
 RUNS = 999  # stands for the exit status of a running process
 FORK = multiprocessing.get_context("fork")
 FLAGS = (  # 2L-2L model of width 32, saved and validated every third update
@@ -45,31 +45,36 @@ FLAGS = (  # 2L-2L model of width 32, saved and validated every third update
 
 def phase(log: str) -> str:
     """Return the phase of a training, one of PHASES, as its log shows it."""
-    last_words = max(PHASES_AFTER, key=log.rfind)
+    last_words = max(PHASES_AFTER, key=log.rfind)  # those that occur last; rfind is -1 for words that do not occur
     return PHASES_AFTER[last_words] if last_words in log else "start"
 
 
 def saved(log: str) -> int:
-    """Return the number of updates in the last save that a log reports, 0 if there is none."""
+    """Return the number of updates in the last save that a log reports as ended, 0 if there is none."""
+    last = 0
     _, *saves = log.split(SAVES)  # each is "... @ 3 updates" and what follows until the next
-    ended = [save for save in saves if SAVED in save]
-    updates = [int(re.search(r"@ (\d+)", save)[1]) for save in ended]
-    return max(updates, default=0)
+    for save in saves:
+        if SAVED in save:
+            updates = int(re.search(r"@ (\d+)", save)[1])
+            last = max(last, updates)
+    return last
 
 
 class Life:
     """One run of `fairseq-train FLAGS` under a launcher, forked off this process after it imported fairseq.
 
-    pids: of the ranks; launcher: the process that started them
+    pids: process numbers of the ranks, in shared memory; launcher: the process that started them; log: file of what
+    all ranks print
     """
 
     def __init__(self, flags: list[str], processes: int, log: Path) -> None:
-        """Start the processes; their output goes to the file `log`."""
+        """Start the processes, wait until all ranks have begun, and let their output go to the file `log`."""
         self.log = log
-        self.pids = FORK.Array("q", processes)
+        self.pids = FORK.Array("q", processes)  # 64-bit integers, 0 until the launcher has started the rank
         self._statuses = FORK.Array("q", [RUNS] * processes)
         port = free_port()
-        ranks = [(number, processes, port, ["fairseq-train", *flags], log) for number in range(processes)]
+        words = ["fairseq-train", *flags]
+        ranks = [(number, processes, port, words, log) for number in range(processes)]  # arguments of be_rank
         self.launcher = FORK.Process(target=_launch, args=(ranks, self.pids, self._statuses))
         self.launcher.start()
         while not all(self.pids):
@@ -80,13 +85,16 @@ class Life:
         return self.log.read_text() if self.log.exists() else ""
 
     def statuses(self) -> list[int | None]:
-        """Return the ranks' exit statuses: None for a running rank, -9 for one whose launcher was killed."""
+        """Return the ranks' exit statuses, as the launcher noted them: None for a running rank.
+
+        A rank whose launcher was killed first, and that has ended since, has -9, the status by SIGKILL.
+        """
         launcher_runs = self.launcher.is_alive()
         statuses: list[int | None] = []
         for pid, status in zip(self.pids, self._statuses):
             if status != RUNS:
                 statuses.append(status)
-            elif launcher_runs or lives(pid):
+            elif launcher_runs or lives(pid):  # a rank that has just ended counts as running until it is noted
                 statuses.append(None)
             else:
                 statuses.append(-signal.SIGKILL)
@@ -112,13 +120,13 @@ class Life:
         return self.statuses()
 
     def limit_files(self, size: int) -> None:
-        """Limit the size of every file to `size` bytes from now on, which acts as a full disk."""
+        """Let the ranks write no file beyond `size` bytes from now on, which acts as a full disk."""
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def kill(self, pids: list[int]) -> None:
-        """Send SIGKILL to some of the processes."""
+        """Send SIGKILL to these processes, of which some may have ended."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -130,7 +138,10 @@ class Life:
 
 
 def _launch(ranks: list[tuple], pids, statuses) -> None:
-    """Start the ranks, note their process numbers, wait for them all, and note their exit statuses."""
+    """Start the ranks, note their process numbers in `pids`, wait for them all, and note their exit statuses.
+
+    ranks: arguments of be_rank for each.
+    """
     members = [FORK.Process(target=_be_launched, args=(os.getpid(), *rank)) for rank in ranks]
     for number, member in enumerate(members):
         member.start()
@@ -141,7 +152,7 @@ def _launch(ranks: list[tuple], pids, statuses) -> None:
 
 
 def _be_launched(launcher: int, *rank) -> None:
-    """Run a rank, which ends when its launcher does."""
+    """Run a rank, which ends when its launcher does, as the package lets it; launcher: its process number."""
     launch.end_with(launcher)
     be_rank(*rank)
 
@@ -161,6 +172,6 @@ def lives(pid: int) -> bool:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    _, _, after_name = status.rpartition(")")
+    _, _, after_name = status.rpartition(")")  # of "PID (NAME) STATE ..."
     state = after_name.split()[0]
     return state not in "ZX"  # a zombie, or dead

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-CLOCKS = {"TimeMeter", "StopwatchMeter"}
-HISTORY = "optimizer_history"
+CLOCKS = {"TimeMeter", "StopwatchMeter"}  # fairseq's meters that measure time
+HISTORY = "optimizer_history"  # in a checkpoint: an entry for each resume, with its number of updates
 NOT_COMPARED = {  # entries that depend on the folder or the clock, and sums that fairseq never prints
     ".args",
     ".cfg",
@@ -23,7 +23,7 @@ class Lost(Exception):
 
 
 def load(path: Path) -> dict:
-    """Load a checkpoint; Lost if it cannot be read."""
+    """Load a checkpoint; raise Lost if it cannot be read."""
     try:
         return torch.load(path, map_location="cpu")
     except Exception as error:
@@ -32,14 +32,14 @@ def load(path: Path) -> dict:
 
 
 def updates(path: Path) -> int:
-    """Return the number of updates in a checkpoint; Lost if it cannot be read."""
+    """Return the number of updates in a checkpoint; raise Lost if it cannot be read."""
     return load(path)[HISTORY][-1]["num_updates"]
 
 
 def check(folder: Path, at_least: int) -> int:
-    """Return the updates in checkpoint_last.pt, 0 if there is none.
+    """Return the number of updates in checkpoint_last.pt, 0 if there is none.
 
-    Lost if any checkpoint of the folder is damaged, or the last one holds fewer updates than `at_least`.
+    Raises Lost if any checkpoint of the folder is damaged, or the last one holds fewer updates than `at_least`.
     """
     counts = {path.name: updates(path) for path in sorted(folder.glob("checkpoint*.pt"))}
     last = counts.get("checkpoint_last.pt", 0)
@@ -49,7 +49,7 @@ def check(folder: Path, at_least: int) -> int:
 
 
 def differences(actual: dict, expected: dict) -> Iterator[str]:
-    """Yield every place where two checkpoints differ bit for bit; times are left out.
+    """Yield a line for every place where two checkpoints differ bit for bit; times are left out.
 
     Each resume appends an entry to the optimiser's history; only the last entry, that of the saved state, is compared.
     """
@@ -57,11 +57,12 @@ def differences(actual: dict, expected: dict) -> Iterator[str]:
 
 
 def _with_last_history(state: dict) -> dict:
+    """Return a checkpoint's content with the last entry of its history in place of all."""
     return state | {HISTORY: state[HISTORY][-1]}
 
 
 def _differences(actual, expected, where: str) -> Iterator[str]:
-    """Yield the differences of two entries; where: the entry's address, as ".model.decoder.fc1"."""
+    """Yield the differences of two entries; where: the entry's address, as ".model.decoder.fc1" or ".state[0]"."""
     if where in NOT_COMPARED or _is_clock(expected):
         return
     if type(actual) is not type(expected):
@@ -78,15 +79,19 @@ def _differences(actual, expected, where: str) -> Iterator[str]:
 
 
 def _differences_of_dicts(actual: dict, expected: dict, where: str) -> Iterator[str]:
+    """Yield the differences of two dicts: keys that only one has, and differences of the values of common keys."""
     for key in sorted(actual.keys() | expected.keys(), key=str):
         place = f"{where}.{key}"
         if key in actual and key in expected:
             yield from _differences(actual[key], expected[key], place)
+        elif place not in NOT_COMPARED and key in expected:
+            yield f"{place}: missing"
         elif place not in NOT_COMPARED:
-            yield f"{place}: {'missing' if key in expected else 'new'}"
+            yield f"{place}: new"
 
 
 def _differences_of_lists(actual: list | tuple, expected: list | tuple, where: str) -> Iterator[str]:
+    """Yield the differences of two lists: their lengths, and differences of entries in the same place."""
     if len(actual) != len(expected):
         yield f"{where}: {len(actual)} instead of {len(expected)} entries"
     for number, (one, other) in enumerate(zip(actual, expected)):
@@ -94,11 +99,11 @@ def _differences_of_lists(actual: list | tuple, expected: list | tuple, where: s
 
 
 def _is_nan(number) -> bool:
-    return number != number
+    return number != number  # true of NaN alone, and defined for values other than numbers
 
 
 def _is_clock(entry) -> bool:
-    """Return whether an entry (priority, name, class, state) is a meter that measures time."""
+    """Return whether an entry is a meter of time; fairseq saves a meter as (priority, name, class, state)."""
     if not isinstance(entry, tuple) or len(entry) != 4:
         return False
     _, _, meter, _ = entry

@@ -1,8 +1,10 @@
 """Dry runs of every experiment script, as the bash engine printed them, one compressed file a case in dry_runs/.
 
-`python -m tests.golden.dry_runs [NAME...]` writes the missing files, or those of the named cases anew. A case is a
-script, variables and flags; its file holds what the script prints, with the folders of the checkout and of the runs
-replaced by ROOT and OUT.
+A case is a script, its flags and its environment variables; its file holds what the script prints, with the folders of
+the checkout and of the runs replaced by ROOT and OUT. tests/tools/test_dry_runs.py compares what `deepnet reproduce`
+prints.
+
+`python -m tests.golden.dry_runs [NAME...]` writes the missing files, or those of the named cases anew.
 """
 
 from __future__ import annotations
@@ -19,24 +21,27 @@ from typing import NamedTuple
 GOLDEN = Path(__file__).parent / "dry_runs"
 ROOT = Path(__file__).parents[2]
 OUT = "/tmp/deepnet_dry_run"  # named in every command, and never made
-TABLES = (
+# scripts/NAME.sh
+TABLES = (  # of whole tables and figures of papers, on the hardware that GPUS and GPU_MEMORY name
     "admin_iwslt14", "admin_wmt14", "admin_wmt14_en_fr", "figure3", "figure4", "figure5", "figure6", "figure7",
     "figure8", "iwslt14_de_en", "normformer_lm", "opus100", "table1_wmt17", "table2_opus100", "table3_m2m",
 )  # fmt: skip
-SMALL = ("later_methods", "inverted_gain")
-PLAN, COMMANDS = "--dry-run", "--dry-run=commands"
+SMALL = ("later_methods", "inverted_gain")  # of experiments of this project's, on a CPU
+# flags: a dry run prints the plan of a script's trainings, or their commands
+PLAN = "--dry-run"
+COMMANDS = "--dry-run=commands"
 TEXT = {"TEXT": "train.txt valid.txt test.txt"}  # normformer_lm needs a text or SMOKE
 ONE_ROW = {"METHODS": "deepnorm", "DEPTHS": "18", "GPUS": "8", "GPU_MEMORY": "80"}  # of Table 1
 INHERITED = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "PYTHONPATH")  # variables of the environment
 
 
 class Case(NamedTuple):
-    """A dry run: name of its file, script, flags after it, variables of its environment."""
+    """A dry run."""
 
-    name: str
-    script: str
-    flags: tuple[str, ...]
-    variables: dict[str, str]
+    name: str  # of its file, without .xz
+    script: str  # scripts/SCRIPT.sh
+    flags: tuple[str, ...]  # behind the script, PLAN or COMMANDS first
+    variables: dict[str, str]  # of its environment, beside those of INHERITED
 
 
 def cases() -> list[Case]:
@@ -57,26 +62,28 @@ def _needed(script: str) -> dict[str, str]:
 
 
 def _of_hardware(script: str) -> list[Case]:
-    """List the plan and the commands of a script, on 1 and 8 GPUs of 24 and 80 GB."""
+    """List the plan and the commands of a script, on 1 and on 8 GPUs, of 24 and of 80 GB."""
     found = []
     for gpus in (1, 8):
-        for memory in (24, 80):
-            hardware = {"GPUS": str(gpus), "GPU_MEMORY": str(memory)} | _needed(script)
-            name = f"{script}-{gpus}x{memory}"
-            found.append(Case(f"{name}-plan", script, (PLAN,), hardware))
-            found.append(Case(f"{name}-commands", script, (COMMANDS,), hardware))
+        for gigabytes in (24, 80):
+            variables = {"GPUS": str(gpus), "GPU_MEMORY": str(gigabytes)} | _needed(script)
+            name = f"{script}-{gpus}x{gigabytes}"
+            found.append(Case(f"{name}-plan", script, (PLAN,), variables))
+            found.append(Case(f"{name}-commands", script, (COMMANDS,), variables))
     return found
 
 
 def _of_launchers(script: str) -> list[Case]:
-    """List the commands of a script for torchrun, for SLURM, and for SLURM on two nodes, without a plan."""
+    """List the commands of a script for torchrun, for SLURM, and for SLURM on two nodes, without a plan (PLAN=0)."""
+    launchers = {  # name -> variables
+        "torchrun": {"LAUNCH": "torchrun"},
+        "slurm": {"LAUNCH": "slurm"},
+        "two-nodes": {"LAUNCH": "slurm", "NODES": "2"},
+    }
+    common = {"GPUS": "1", "PLAN": "0"} | _needed(script)
+
     found = []
-    for name, variables in (
-        ("torchrun", {"LAUNCH": "torchrun"}),
-        ("slurm", {"LAUNCH": "slurm"}),
-        ("two-nodes", {"NODES": "2", "LAUNCH": "slurm"}),
-    ):
-        common = {"GPUS": "1", "PLAN": "0"} | _needed(script)
+    for name, variables in launchers.items():
         found.append(Case(f"{script}-{name}", script, (COMMANDS,), common | variables))
     return found
 
@@ -109,15 +116,15 @@ def _of_variables_of_one_row() -> list[Case]:
     ]
     found = []
     for variables in changes:
-        said = "-".join(f"{key.lower()}-{value}" for key, value in variables.items())
-        name = re.sub(r"[^\w.-]", "_", said)  # of a file
+        words = [f"{key.lower()}-{value}" for key, value in variables.items()]
+        name = re.sub(r"[^\w.-]", "_", "-".join(words))  # without characters that are odd in the name of a file
         found.append(Case(f"table1_wmt17-{name}", "table1_wmt17", (COMMANDS,), ONE_ROW | variables))
     return found
 
 
 def _of_variables_of_scripts() -> list[Case]:
     """List cases for variables of other scripts, and for each form of flags behind a script."""
-    runs = [  # script, variables, flags
+    runs = [  # script, variables, flags; the place in this list is in the name of the file, so new ones go to the end
         ("table1_wmt17", ONE_ROW, ("--lr", "1e-3", "--clip-norm=0.5")),
         ("table1_wmt17", ONE_ROW, ("--encoder-learned-pos", "--decoder-learned-pos")),
         ("iwslt14_de_en", {"METHODS": "admin rezero", "DEPTHS": "10"}, ()),
@@ -144,7 +151,7 @@ def _of_variables_of_scripts() -> list[Case]:
 
 
 def printed(case: Case) -> str:
-    """Run a case; return its output, errors and status, the same on every machine and in every folder."""
+    """Run a case; return its output, errors and status in one text, the same on every machine and in every folder."""
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
     environment |= {"OUT": OUT, "OMP_NUM_THREADS": "1"} | case.variables
     with tempfile.TemporaryDirectory() as folder:

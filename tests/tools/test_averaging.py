@@ -1,7 +1,11 @@
 """Tests of averaging: the mean of checkpoints, and the checkpoints that cannot be averaged."""
 
+from __future__ import annotations
+
 import re
 import weakref
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,20 +16,27 @@ from deepnet_fairseq.plugin.checkpoints import epoch_weights
 from deepnet_fairseq.tools import averaging
 
 from ..conftest import TRAIN_FLAGS
-from ..support.errors import assert_refused, refused
-from ..support.helpers import USER_DIR, run
+from ..support.errors import assert_refused, refusal, refused
+from ..support.helpers import run
+from ..support.logs import TRANSLATE, hypotheses, losses
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
-WITHOUT = ("--no-epoch-checkpoints", "--disable-validation")
-FLAGS = (*(flag for flag in TRAIN_FLAGS if flag not in WITHOUT), *ARCH, "--max-epoch", "3", "--max-tokens", "3000")
+EPOCHS_NOT_SAVED = ("--no-epoch-checkpoints", "--disable-validation")  # of TRAIN_FLAGS; here epochs are saved
+SAVING_FLAGS = tuple(flag for flag in TRAIN_FLAGS if flag not in EPOCHS_NOT_SAVED)
+SENTENCES_OF_TEST_SET = 20  # of the fixture `data`
+THREE_EPOCHS = (*SAVING_FLAGS, *ARCH, "--max-epoch", "3", "--max-tokens", "3000")
 
 
 @pytest.fixture(scope="module")
 def run_folder(data, tmp_path_factory):
-    """Provide checkpoints of 3 epochs and of updates 3, 6, ..., each with its validation loss."""
+    """Provide the folder of a run: checkpoints of epochs 1 to 3 and of updates 3, 6, .., each with a validation loss.
+
+    Their names are checkpointEPOCH.pt and checkpoint_EPOCH_UPDATE.pt. The two best also have a third name,
+    checkpoint.best_loss_LOSS.pt.
+    """
     folder = tmp_path_factory.mktemp("run")
     saves = ("--save-interval-updates", "3", "--keep-best-checkpoints", "2", "--save-dir", folder)
-    run("fairseq-train", data, *FLAGS, *saves)
+    run("fairseq-train", data, *THREE_EPOCHS, *saves)
     return folder
 
 
@@ -35,18 +46,20 @@ def average(*words) -> None:
 
 
 def weights_of(path) -> dict[str, torch.Tensor]:
+    """Return the parameters in a checkpoint."""
     return torch.load(path)["model"]
 
 
 def validation_loss(path) -> float:
+    """Return the validation loss that a checkpoint was saved with."""
     return torch.load(path)["extra_state"]["val_loss"]
 
 
 def assert_mean(out, paths) -> None:
-    """Check that the parameters of a file are the means of those in others."""
-    parts = [weights_of(path) for path in paths]
+    """Check that the parameters in the file `out` are the means of those in other checkpoints."""
+    checkpoints = [weights_of(path) for path in paths]
     for name, value in weights_of(out).items():
-        expected = sum(part[name].double() for part in parts) / len(parts)
+        expected = torch.stack([weights[name].double() for weights in checkpoints]).mean(0)
         assert torch.allclose(value.double(), expected, atol=1e-7), name
 
 
@@ -60,21 +73,29 @@ def write_edited(path, out, change) -> None:
 # the last checkpoints
 
 
-def test_last_averages_the_last_epochs(run_folder, tmp_path, capsys):
+def test_last_averages_the_last_epochs(run_folder, tmp_path):
     average(run_folder, "--last", "2", "--out", tmp_path / "mean.pt")
 
-    assert "checkpoint2.pt, checkpoint3.pt" in capsys.readouterr().out
     assert_mean(tmp_path / "mean.pt", [run_folder / "checkpoint2.pt", run_folder / "checkpoint3.pt"])
 
 
+def test_the_averaged_checkpoints_are_printed_oldest_first(run_folder, tmp_path, capsys):
+    average(run_folder, "--last", "2", "--out", tmp_path / "mean.pt")
+
+    assert "checkpoint2.pt, checkpoint3.pt" in capsys.readouterr().out
+
+
 def test_last_takes_checkpoints_by_update_where_epochs_are_too_few(run_folder):
+    """There are three epochs, and four checkpoints are asked for."""
     by_update = {}
     for path in run_folder.glob("checkpoint_*_*.pt"):
-        by_update[int(path.stem.split("_")[2])] = path
-
+        _, _, update = path.stem.split("_")
+        by_update[int(update)] = path
     last_updates = sorted(by_update)[-4:]
 
-    assert averaging.last(run_folder, 4) == [by_update[update] for update in last_updates]
+    paths = averaging.last(run_folder, 4)
+
+    assert paths == [by_update[update] for update in last_updates]
 
 
 def test_a_checkpoint_given_twice_is_warned_of(run_folder, tmp_path, capsys):
@@ -83,85 +104,108 @@ def test_a_checkpoint_given_twice_is_warned_of(run_folder, tmp_path, capsys):
     average(path, path, "--out", tmp_path / "twice.pt")
 
     (warning,) = capsys.readouterr().err.splitlines()
-    assert warning.startswith(f"WARNING: {path} ")
+    assert "WARNING" in warning
+    assert str(path) in warning
 
 
 # the best checkpoints
 
 
-def test_best_averages_those_of_the_lowest_validation_loss(run_folder, tmp_path):
-    average(run_folder, "--best", "2", "--out", tmp_path / "mean.pt")
+def test_the_best_have_the_lowest_validation_losses(run_folder):
+    files = [*run_folder.glob("checkpoint_*_*.pt"), *run_folder.glob("checkpoint[0-9].pt")]
+    losses = {validation_loss(path) for path in files}  # a set: a model saved under two names counts once
 
     paths = averaging.best(run_folder, 2)
-    files = [*run_folder.glob("checkpoint_*_*.pt"), *run_folder.glob("checkpoint[0-9].pt")]
-    losses = {validation_loss(path) for path in files}  # a model saved under two names counts once
+
     assert [validation_loss(path) for path in paths] == sorted(losses)[:2]
-    assert_mean(tmp_path / "mean.pt", paths)
+
+
+def test_best_averages_the_best_checkpoints(run_folder, tmp_path):
+    average(run_folder, "--best", "2", "--out", tmp_path / "mean.pt")
+
+    assert_mean(tmp_path / "mean.pt", averaging.best(run_folder, 2))
 
 
 def test_a_score_that_is_not_a_number_is_not_among_the_best(run_folder, tmp_path):
     scores = {"checkpoint1.pt": 3.0, "checkpoint2.pt": float("nan"), "checkpoint3.pt": 1.0}
     for name, score in scores.items():
-        write_edited(
-            run_folder / name, tmp_path / name, lambda state, score=score: state["extra_state"].update(val_loss=score)
-        )
 
-    assert [path.name for path in averaging.best(tmp_path, 2)] == ["checkpoint3.pt", "checkpoint1.pt"]
+        def set_score(state, score=score):
+            state["extra_state"]["val_loss"] = score
+
+        write_edited(run_folder / name, tmp_path / name, set_score)
+
+    paths = averaging.best(tmp_path, 2)
+
+    assert [path.name for path in paths] == ["checkpoint3.pt", "checkpoint1.pt"]
 
 
 # --epoch-weights
 
+EPOCHS = {"last:2": (2, 3), "2-2": (2,)}  # --epoch-weights -> epochs whose weights stay after three epochs
+
+
+class RunWithEpochWeights(NamedTuple):
+    """A training of three epochs that was given --epoch-weights, and that saves nothing by updates before its end."""
+
+    flag: str  # value of --epoch-weights
+    folder: Path  # of its checkpoints
+    log: str
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        return EPOCHS[self.flag]
+
 
 @pytest.fixture(scope="module", params=["last:2", pytest.param("2-2", marks=pytest.mark.smoke)])
-def trained_with_epoch_weights(request, data, tmp_path_factory):
-    """Provide --epoch-weights of a run of 3 epochs, its folder and its output."""
+def run_with_epoch_weights(request, data, tmp_path_factory) -> RunWithEpochWeights:
     folder = tmp_path_factory.mktemp("epoch_weights")
+    # where updates are saved, epochs need not be; here 1000 are more updates than the training makes
     saves = ("--epoch-weights", request.param, "--save-interval-updates", "1000", "--save-dir", folder)
-    done = run("fairseq-train", data, *FLAGS, *saves)
-    return request.param, folder, done.stdout + done.stderr
+    done = run("fairseq-train", data, *THREE_EPOCHS, *saves)
+    return RunWithEpochWeights(flag=request.param, folder=folder, log=done.stdout)
 
 
-EPOCHS = {"last:2": (2, 3), "2-2": (2,)}  # whose weights are left
+def test_epoch_weights_leaves_files_of_those_epochs(run_with_epoch_weights):
+    names = [path.name for path in run_with_epoch_weights.folder.glob("weights*")]
+
+    assert sorted(names) == [f"weights{epoch}.pt" for epoch in run_with_epoch_weights.epochs]
 
 
-def test_epoch_weights_leaves_files_of_those_epochs(trained_with_epoch_weights):
-    flag, folder, _ = trained_with_epoch_weights
-
-    names = [path.name for path in folder.glob("weights*")]
-    assert sorted(names) == [f"weights{epoch}.pt" for epoch in EPOCHS[flag]]
-
-
-def test_epoch_weights_saves_the_weights_of_a_checkpoint_and_no_optimiser(trained_with_epoch_weights, run_folder):
-    flag, folder, _ = trained_with_epoch_weights
-
-    for epoch in EPOCHS[flag]:
-        saved = torch.load(folder / f"weights{epoch}.pt")
+def test_epoch_weights_saves_the_weights_of_a_checkpoint_and_no_optimiser(run_with_epoch_weights, run_folder):
+    """The same training saved whole checkpoints in run_folder."""
+    for epoch in run_with_epoch_weights.epochs:
+        saved = torch.load(run_with_epoch_weights.folder / f"weights{epoch}.pt")
         whole = weights_of(run_folder / f"checkpoint{epoch}.pt")
+
         assert saved["last_optimizer_state"] is None
         assert saved["model"].keys() == whole.keys()
         for name, value in whole.items():
             assert torch.equal(saved["model"][name], value), name
 
 
-def test_epoch_weights_leaves_whole_checkpoints_for_a_resume_alone(trained_with_epoch_weights):
-    _, folder, _ = trained_with_epoch_weights
+def test_epoch_weights_leaves_no_whole_checkpoints_but_those_for_a_resume(run_with_epoch_weights):
+    names = {path.name for path in run_with_epoch_weights.folder.glob("checkpoint*")}
 
-    assert {path.name for path in folder.glob("checkpoint*")} == {"checkpoint_last.pt", "checkpoint_previous.pt"}
-
-
-def test_epochs_that_only_keep_weights_save_no_whole_checkpoint(trained_with_epoch_weights):
-    """Whole checkpoints are saved by updates and at the end."""
-    flag, _, output = trained_with_epoch_weights
-
-    saves = {"last:2": 3, "2-2": 2}  # last:2 keeps the weights of one epoch more, in case the end is predicted wrongly
-    assert len(re.findall("Saved checkpoint .*checkpoint_last.pt", output)) == saves[flag]
+    assert names == {"checkpoint_last.pt", "checkpoint_previous.pt"}
 
 
-def test_files_of_epoch_weights_are_averaged_as_whole_checkpoints(trained_with_epoch_weights, run_folder, tmp_path):
-    flag, folder, _ = trained_with_epoch_weights
-    epochs = EPOCHS[flag]
+def test_an_epoch_before_the_last_whose_weights_are_not_wanted_saves_nothing(run_with_epoch_weights):
+    """An epoch whose weights are wanted, and the last one, save checkpoint_last.pt."""
+    epochs_that_save = {
+        "last:2": (1, 2, 3),  # one more than two, in case the last epoch is predicted wrongly
+        "2-2": (2, 3),
+    }
 
-    average(folder, "--last", len(epochs), "--out", tmp_path / "mean.pt")
+    saves = re.findall("Saved checkpoint .*checkpoint_last.pt", run_with_epoch_weights.log)
+
+    assert len(saves) == len(epochs_that_save[run_with_epoch_weights.flag])
+
+
+def test_files_of_epoch_weights_are_averaged_as_whole_checkpoints(run_with_epoch_weights, run_folder, tmp_path):
+    epochs = run_with_epoch_weights.epochs
+
+    average(run_with_epoch_weights.folder, "--last", len(epochs), "--out", tmp_path / "mean.pt")
 
     assert_mean(tmp_path / "mean.pt", [run_folder / f"checkpoint{epoch}.pt" for epoch in epochs])
 
@@ -169,19 +213,33 @@ def test_files_of_epoch_weights_are_averaged_as_whole_checkpoints(trained_with_e
 UPDATES_AN_EPOCH = 250
 
 
-@pytest.mark.parametrize(
-    "max_epoch, max_update, last_epoch, saved",
-    [(0, 100_000, 400, range(390, 401)), (4, 0, 4, range(1, 5)), (0, 0, 499, range(1, 500))],
-)
-def test_epoch_weights_predicts_the_last_epochs(max_epoch, max_update, last_epoch, saved):
-    """`last:10` saves the last ten epochs and one more, by the limit on epochs or updates; all if there is none."""
-    wanted = []
-    for epoch in range(1, last_epoch + 1):
-        updates = UPDATES_AN_EPOCH * epoch
-        if epoch_weights.may_be_wanted("last:10", epoch, updates, max_epoch, max_update):
-            wanted.append(epoch)
+class Limits(NamedTuple):
+    """Limits of a training, 0 for none, and the epochs whose weights last:10 writes."""
 
-    assert wanted == list(saved)
+    max_epoch: int
+    max_update: int
+    epochs: int  # that the training has; where nothing limits it, those that are looked at
+    written: range
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(max_epoch=0, max_update=400 * UPDATES_AN_EPOCH, epochs=400, written=range(390, 401)),
+        Limits(max_epoch=4, max_update=0, epochs=4, written=range(1, 5)),
+        Limits(max_epoch=0, max_update=0, epochs=499, written=range(1, 500)),
+    ],
+    ids=["by updates", "by epochs", "no limit"],
+)
+def test_epoch_weights_predicts_the_last_epochs(limits):
+    """`last:10` writes the last ten epochs and one more, by the limit on epochs or updates; all if there is none."""
+    written = []
+    for epoch in range(1, limits.epochs + 1):
+        updates = UPDATES_AN_EPOCH * epoch
+        if epoch_weights.may_be_wanted("last:10", epoch, updates, limits.max_epoch, limits.max_update):
+            written.append(epoch)
+
+    assert written == list(limits.written)
 
 
 @pytest.mark.parametrize("flag", ["last:0", "3-2", "ten"])
@@ -197,104 +255,138 @@ def test_epoch_weights_that_name_no_epochs_are_refused(flag):
 @pytest.mark.parametrize("way", ["last", "best"])
 def test_memory_does_not_grow_with_the_number_of_checkpoints(way, run_folder, tmp_path, monkeypatch):
     """While a checkpoint is read, the weights of one other are in memory at most, and no optimiser's state."""
-    weights = []  # weak references, one a checkpoint
-    moments = []  # of its optimiser
-    alive_at_reads = []
+    weights = []  # weak references to a tensor of weights, and one of the optimiser, of each checkpoint read so far
+    moments = []
+    weights_alive = []  # how many of these tensors are in memory at the beginning of each read
+    moments_alive = []
     load = checkpoint_utils.load_checkpoint_to_cpu
 
     def count_alive(references: list) -> int:
         return len([reference for reference in references if reference() is not None])
 
     def watched_load(path, *args, **kwargs):
-        alive_at_reads.append((count_alive(weights), count_alive(moments)))
+        weights_alive.append(count_alive(weights))
+        moments_alive.append(count_alive(moments))
         state = load(path, *args, **kwargs)
         weights.append(weakref.ref(next(iter(state["model"].values()))))
         moments.append(weakref.ref(state["last_optimizer_state"]["state"][0]["exp_avg"]))
         return state
 
     monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", watched_load)
+
     average(run_folder, f"--{way}", "3", "--out", tmp_path / "mean.pt")
 
-    assert len(alive_at_reads) >= 3
-    for others_weights, optimisers in alive_at_reads:
-        assert others_weights <= 1
-        assert optimisers == 0
+    assert len(weights_alive) >= 3
+    assert max(weights_alive) == 1  # the first one's, to which the mean is written
+    assert max(moments_alive) == 0
 
 
-@pytest.fixture
-def mean_of_epochs(run_folder, tmp_path):
+@pytest.fixture(scope="module")
+def mean_of_epochs(run_folder, tmp_path_factory):
     """Provide the mean of epochs 1 and 3."""
-    out = tmp_path / "mean.pt"
+    out = tmp_path_factory.mktemp("mean") / "mean.pt"
     run("deepnet", "average", run_folder / "checkpoint1.pt", run_folder / "checkpoint3.pt", "--out", out)
     return out
 
 
 def test_the_mean_translates(data, mean_of_epochs):
-    search = ("--cpu", "--beam", "1", "--max-len-b", "3", "--max-len-a", "0")
+    done = run("fairseq-generate", data, "--path", mean_of_epochs, *TRANSLATE)
 
-    done = run("fairseq-generate", data, "--path", mean_of_epochs, "--user-dir", USER_DIR, *search)
-
-    assert "Translated 20 sentences" in done.stdout
+    assert len(hypotheses(done.stdout)) == SENTENCES_OF_TEST_SET
 
 
-def test_the_mean_is_trained_on(data, mean_of_epochs):
+def test_a_training_starts_from_the_mean(data, mean_of_epochs):
     flags = (*TRAIN_FLAGS, *ARCH, "--finetune-from-model", mean_of_epochs, "--max-update", "1", "--no-save")
 
-    run("fairseq-train", data, *flags)
+    done = run("fairseq-train", data, *flags)
+
+    assert list(losses(done.stdout)) == [1]  # the update that was made
 
 
-def test_the_mean_has_no_optimiser_and_tied_weights_once(run_folder, mean_of_epochs):
-    assert mean_of_epochs.stat().st_size < 0.6 * (run_folder / "checkpoint1.pt").stat().st_size
+def test_the_mean_has_no_optimiser(mean_of_epochs):
+    assert torch.load(mean_of_epochs)["last_optimizer_state"] is None
+
+
+def test_the_mean_has_tied_weights_once(mean_of_epochs):
+    """With --share-all-embeddings, as in the checkpoints."""
+    weights = weights_of(mean_of_epochs)
+
+    embedding = weights["encoder.embed_tokens.weight"]
+    assert weights["decoder.embed_tokens.weight"].data_ptr() == embedding.data_ptr()
+    assert weights["decoder.output_projection.weight"].data_ptr() == embedding.data_ptr()
 
 
 # refusals
 
 
+def train_with_post_ln(state: dict) -> None:
+    """Change a checkpoint's config as if another method had trained it."""
+    state["cfg"]["model"]["method"] = "post_ln"
+
+
 def add_a_third_encoder_layer(state: dict) -> None:
-    """Give the state the weights of a third layer, without which its config of 3 layers would be a damaged file."""
+    """Add a layer to a checkpoint's config, and its weights, without which the file would count as damaged."""
+    state["cfg"]["model"]["encoder_layers"] = 3
     for name, weight in list(state["model"].items()):
         if name.startswith("encoder.layers.1"):
             state["model"][name.replace("layers.1", "layers.2")] = weight
 
 
-@pytest.mark.parametrize(
-    ("section", "name", "value"),
-    [("model", "method", "post_ln"), ("model", "encoder_layers", 3), ("common", "seed", 9)],
-)
-def test_a_checkpoint_of_another_run_is_refused(run_folder, tmp_path, section, name, value):
-    def change(state):
-        state["cfg"][section].update({name: value})
-        if name == "encoder_layers":
-            add_a_third_encoder_layer(state)
+def train_with_another_seed(state: dict) -> None:
+    """Change the seed in a checkpoint's config."""
+    state["cfg"]["common"]["seed"] = 9
 
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (train_with_post_ln, "--method post_ln"),
+        (add_a_third_encoder_layer, "--encoder-layers 3"),
+        (train_with_another_seed, "--seed 9"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(run_folder, tmp_path, change, difference):
     first = run_folder / "checkpoint1.pt"
     other = tmp_path / "other.pt"
     write_edited(first, other, change)
 
-    words = ("average", first, other, "--out", tmp_path / "mean.pt")
-    assert_refused(other, *words)
-    assert_refused(f"--{name.replace('_', '-')} {value}", *words)
+    line = refusal("average", first, other, "--out", tmp_path / "mean.pt")
 
+    assert f"{other}: " in line
+    assert difference in line
     assert not (tmp_path / "mean.pt").exists()
 
 
-REFUSED = {  # words of the command -> what the refusal names
-    "{folder}": "--last K",
-    "{folder} --last 99": "give --last ",
+REFUSED = {  # words of the command, without --out -> what the refusal names
+    "{folder}": "--last K",  # which of the folder's checkpoints
+    "{folder} --last 99": "--last ",
     "{folder} --best 99": "--best",
-    "{folder}/checkpoint1.pt --last 1": "--last and --best: ",
-    "{folder}/checkpoint1.pt --out {folder}/checkpoint1.pt": "--out {folder}/checkpoint1.pt",
     "{folder} --last 0": "--last 0: ",
-    "{folder}/checkpoint1.pt --checkpoint-suffix _a": "--checkpoint-suffix: ",
-    "{folder}/checkpoint1.pt --out /dev/null": "--out /dev/null",
+    "{folder}/checkpoint1.pt --last 1": "--last and --best: ",  # of folders only
+    "{folder}/checkpoint1.pt --checkpoint-suffix _a": "--checkpoint-suffix: ",  # of folders only
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_a_wrong_choice_of_checkpoints_is_refused(words, run_folder, tmp_path):
-    out = () if "--out" in words else ("--out", tmp_path / "mean.pt")
+    chosen = words.format(folder=run_folder).split()
 
-    named = REFUSED[words].format(folder=run_folder)
-    assert_refused(named, "average", *words.format(folder=run_folder).split(), *out)
+    assert_refused(REFUSED[words], "average", *chosen, "--out", tmp_path / "mean.pt")
 
     assert not (tmp_path / "mean.pt").exists()
+
+
+def test_an_averaged_checkpoint_is_not_overwritten(run_folder):
+    checkpoint = run_folder / "checkpoint1.pt"
+    before = checkpoint.read_bytes()
+
+    assert_refused(f"--out {checkpoint}", "average", checkpoint, "--out", checkpoint)
+
+    assert checkpoint.read_bytes() == before
+
+
+def test_a_mean_is_not_written_to_a_device(run_folder):
+    """/dev/null would be replaced by a file."""
+    assert_refused("--out /dev/null", "average", run_folder / "checkpoint1.pt", "--out", "/dev/null")
+
+    assert Path("/dev/null").is_char_device()

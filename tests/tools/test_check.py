@@ -190,7 +190,7 @@ def test_activations_near_the_end_of_fp16_are_a_risk():
 
 
 def test_gradients_that_need_a_loss_scale_below_one_are_a_risk():
-    """1000 tokens with gradients of 1000 sum up to 15.3 times 65504; the largest power of 2 below 1 / 15.3 is 1 / 16."""
+    """1000 tokens with gradients of 1000 sum to 15.3 times 65504; the largest power of two below 1 / 15.3 is 1 / 16."""
     verdict = judge(training_of(largest={"gradient": 1000.0}))
 
     assert verdict.kind == AT_RISK

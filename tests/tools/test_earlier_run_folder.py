@@ -1,7 +1,8 @@
 """Tests that a run folder of an earlier version, whose training was killed half-way, is trained to its end.
 
-Commit 01546ea wrote golden/run_folder by the script below. Its training and the script were killed with SIGKILL after
-update 29, five updates after the last save; golden/run_folder.json has the losses of the same command started again.
+Commit 01546ea wrote golden/run_folder by the command in the test, scripts/iwslt14_de_en.sh with FLAGS. Both the script
+and its training were killed with SIGKILL after update 29, five updates after the last save. golden/run_folder.json has
+the losses that commit 01546ea logged when the same command was started again, from update 25 to 60.
 """
 
 import json
@@ -16,8 +17,9 @@ from ..support.experiments import needs_venv, script
 pytestmark = [needs_venv, pytest.mark.smoke]
 
 WRITTEN_UNDER = "/tmp/golden"  # OUT of the script that wrote the folder
-NAME = "iwslt14/deepnorm-2-seed1"
-FLAGS = (  # in the order of the file `command`
+NAME = "iwslt14/deepnorm-2-seed1"  # of the run, in OUT
+TOLERANCE = 0.0021  # two units of the last decimal that is logged
+FLAGS = (  # as in the file `command`, and in its order: a run is not resumed with other flags
     "--encoder-embed-dim", "8", "--encoder-ffn-embed-dim", "16", "--encoder-attention-heads", "2", "--dropout", "0",
     "--max-update", "60", "--save-interval-updates", "8", "--keep-interval-updates", "2", "--log-interval", "1",
     "--stop-stuck", "0",
@@ -25,7 +27,10 @@ FLAGS = (  # in the order of the file `command`
 
 
 def losses_by_update(log: str) -> dict[str, dict[str, float]]:
-    """Return the losses in a log by kind of line (train_inner, valid, train) and update."""
+    """Return the losses in a log: {kind of line: {update: loss}}.
+
+    Kinds: train_inner, of one update; train, mean of an epoch; valid. Updates are texts, as keys of JSON are.
+    """
     losses: dict[str, dict[str, float]] = {}
     for kind, content in re.findall(r"\| (train_inner|valid|train) \| ({.*})", log):
         row = json.loads(content)
@@ -36,7 +41,7 @@ def losses_by_update(log: str) -> dict[str, dict[str, float]]:
 
 @pytest.fixture
 def run_of_earlier_version(tmp_path):
-    """Provide a copy of the golden folder, as if it had been written here, with a save that was killed."""
+    """Provide a copy of the golden folder as if it had been written here, and with it a save that was killed."""
     run = tmp_path / NAME
     shutil.copytree(GOLDEN / "run_folder", run)
     command = run / "command"
@@ -46,18 +51,21 @@ def run_of_earlier_version(tmp_path):
 
 
 def test_a_killed_run_of_an_earlier_version_is_trained_to_its_end(run_of_earlier_version, tmp_path):
-    """It resumes at update 25 of the last save, has the losses of then to three decimals, and is scored."""
+    """It goes on behind the last save, with update 25, has the recorded losses, and is scored."""
     run = run_of_earlier_version
-    before = (run / "train.log").read_text()
+    log_of_killed = (run / "train.log").read_text()
 
     script("iwslt14_de_en", *FLAGS, SMOKE=1, OUT=tmp_path, METHODS="deepnorm", DEPTHS=2)
 
     expected = json.loads((GOLDEN / "run_folder.json").read_text())
-    resumed = losses_by_update((run / "train.log").read_text().removeprefix(before))
+    log = (run / "train.log").read_text()
+    assert log.startswith(log_of_killed)
+    resumed = losses_by_update(log.removeprefix(log_of_killed))
     assert resumed.keys() == expected.keys()
     for kind, losses in expected.items():
-        assert resumed[kind] == pytest.approx(losses, abs=0.0021)
+        assert resumed[kind] == pytest.approx(losses, abs=TOLERANCE)
 
-    assert (run / "trained").exists()
-    assert json.loads((run / "score.json").read_text())["bleu"] < 1
-    assert not list(run.glob("*part"))
+    assert (run / "trained").exists()  # the mark of a finished training
+    score = json.loads((run / "score.json").read_text())
+    assert score["bleu"] < 1  # of a model of width 8 after 60 updates
+    assert not list(run.glob("*part"))  # what was left of the killed save

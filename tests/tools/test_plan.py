@@ -17,26 +17,27 @@ from deepnet_fairseq.plugin.building import blank_task
 from deepnet_fairseq.plugin.chunked_loss import CROSS_ENTROPY, LABEL_SMOOTHED
 from deepnet_fairseq.plugin.models import MODELS
 from deepnet_fairseq.tools.plan.needs import count, flops, memory
-from deepnet_fairseq.tools.plan.setting import parse_setting
+from deepnet_fairseq.tools.plan.setting import Setting, parse_setting
 from deepnet_fairseq.tools.plan.trace import trace
 
 from ..support.planned import PlannedTraining
 
-MT, LM, MASKED = archs.MODEL_NAME, archs.LM, archs.MASKED_LM
-LARGE = "--vocab 3000"
+MT = archs.MODEL_NAME
+LM = archs.LM
+MASKED = archs.MASKED_LM
+LARGE_VOCABULARY = "--vocab 3000"  # of which the logits are the peak
 
 
-def small_setting(model: str, flags: str = "", layers: int | None = None, max_tokens: int = 160):
-    """Return a setting of width 32 and batches of sentences of 20 tokens; flags: words that override it.
+def small_setting(model: str, flags: str = "", layers: int | None = None, max_tokens: int = 160) -> Setting:
+    """Return a setting of width 32, with a vocabulary of 60 symbols and sentences of 20 tokens, on the CPU.
 
-    layers: of each stack; None for 3, and 2 in an encoder with a decoder.
+    flags: words that override this; layers: of each stack, None for 3, but 2 in an encoder that has a decoder.
     """
     words = [f"--arch={model}", "--vocab=60", f"--max-tokens={max_tokens}", "--length=20", "--cpu"]
     for stack in archs.STACKS[model]:
-        of_stack = layers
-        if of_stack is None:
-            of_stack = 2 if (model, stack) == (MT, "encoder") else 3
-        words.append(f"--{stack}-layers={of_stack}")
+        has_decoder = model == MT and stack == "encoder"
+        default_layers = 2 if has_decoder else 3
+        words.append(f"--{stack}-layers={default_layers if layers is None else layers}")
         words.append(f"--{stack}-embed-dim=32")
         words.append(f"--{stack}-ffn-embed-dim=64")
         words.append(f"--{stack}-attention-heads=2")
@@ -47,13 +48,15 @@ def small_setting(model: str, flags: str = "", layers: int | None = None, max_to
     return parse_setting([*words, *flags.split()])
 
 
-def build_without_memory(setting):
+def build_without_memory(setting: Setting):
+    """Build the model of a setting, whose parameters have shapes but no storage."""
     with torch.device("meta"):
         return MODELS[setting.model].build_model(setting.cfg, blank_task(*setting.vocab))
 
 
 # parameters
 
+# model, flags; every method, and whatever else adds or shares parameters
 COUNTED = [(MT, f"--method {method}") for method in sorted(METHODS)]
 COUNTED += [(model, flags) for model in (LM, MASKED) for flags in ("", "--layernorm-embedding", "--method dlcl")]
 COUNTED += [
@@ -70,7 +73,7 @@ COUNTED += [
 
 @pytest.mark.parametrize(("model", "flags"), COUNTED)
 def test_the_planned_number_of_parameters_is_the_built_models(model, flags):
-    """In total and trained."""
+    """In total and of trained ones, which get gradients."""
     setting = small_setting(model, flags)
     parameters = list(build_without_memory(setting).parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -82,10 +85,12 @@ def test_the_planned_number_of_parameters_is_the_built_models(model, flags):
     assert counted.gradient_bytes == sum(parameter.nbytes for parameter in trained)
 
 
-PUBLISHED = {  # DeepNet, tables 2 and 3, with one vocabulary of 250,002 (not stated); Shleifer et al. 2021, table 1
+PUBLISHED = {  # flags -> number of parameters
+    # DeepNet (Wang et al. 2022), tables 2 and 3; with one vocabulary of 250,002 symbols, which the paper does not state
     "--arch deepnet_transformer_100_100 --share-all-embeddings --vocab 250002": 863e6,
     "--arch deepnet_transformer_500_500 --share-all-embeddings --vocab 250002": 3.8e9,
     "--arch deepnet_transformer_large_100_100 --share-all-embeddings --vocab 250002": 3.2e9,
+    # NormFormer (Shleifer et al. 2021), table 1
     "--arch normformer_lm_125m --vocab 51200": 124.5e6,
     "--arch normformer_lm_355m --vocab 51200": 355.0e6,
     "--arch normformer_lm_355m --vocab 51200 --method pre_ln": 354.7e6,
@@ -104,38 +109,42 @@ def test_planned_numbers_of_parameters_are_the_published_ones(flags):
 # operations
 
 
-@pytest.mark.parametrize("flags", ["", "--checkpoint-every 2"])
+@pytest.mark.parametrize("flags", ["", "--checkpoint-every 2"], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("model", [MT, LM, MASKED])
 def test_planned_flops_are_those_that_torch_counts(model, flags):
     """Planned FLOPs equal those of torch.utils.flop_counter: forward, backward and recomputed."""
     setting = small_setting(model, flags)
     training = PlannedTraining(setting)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # it ignores the CPU's kernel
-        loss, *_ = training.trainer.criterion(training.trainer.model.train(), training.batches[0])
+    fairseq_model = training.trainer.model.train()
+    # by torch's plain attention: the counter does not know the CPU's kernel
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        loss, *_ = training.trainer.criterion(fairseq_model, training.batches[0])
         forward = counter.get_total_flops()
         loss.backward()
+        forward_and_backward = counter.get_total_flops()
     training.close()
 
     plan = flops(setting)
 
     assert forward == pytest.approx(plan.forward * setting.max_tokens, rel=1e-9)  # planned for one token
-    assert counter.get_total_flops() == pytest.approx(plan.step, rel=0.01)
+    # the plan takes the backward pass for twice the forward pass
+    assert forward_and_backward == pytest.approx(plan.step, rel=0.01)
 
 
 # memory
 
 
 USUAL = {"deepnorm", "dlcl", "resi_dual"}  # the default suite runs these only, because an update takes a second
-TRAININGS = [
+TRAININGS = [  # model, flags
     pytest.param(MT, f"--method {method}", marks=() if method in USUAL else pytest.mark.smoke)
     for method in sorted(METHODS)
 ]
 TRAININGS += [
     (MT, "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1 --checkpoint-activations"),
     (MT, "--pro-res --qk-norm"),
-    (MT, f"{LARGE} --criterion {LABEL_SMOOTHED}"),
-    (LM, f"{LARGE} --criterion {CROSS_ENTROPY}"),
-    (MASKED, f"{LARGE} --checkpoint-every 3 --update-freq 2"),
+    (MT, f"{LARGE_VOCABULARY} --criterion {LABEL_SMOOTHED}"),
+    (LM, f"{LARGE_VOCABULARY} --criterion {CROSS_ENTROPY}"),
+    (MASKED, f"{LARGE_VOCABULARY} --checkpoint-every 3 --update-freq 2"),
 ]
 TRAININGS += [
     pytest.param(model, flags, marks=pytest.mark.smoke)
@@ -147,26 +156,6 @@ TRAININGS += [
         (MASKED, "--method normformer --bf16 --mask-prob 0.5"),
     ]
 ]
-
-
-@pytest.mark.parametrize(("model", "flags"), TRAININGS)
-def test_the_planned_peak_is_the_memory_that_torch_allocates(model, flags):
-    """In an update of fairseq's Trainer, beyond weights and optimiser state.
-
-    A plan between two updates leaves no tensor without storage.
-    """
-    setting = small_setting(model, flags, layers=9, max_tokens=1600)
-    training = PlannedTraining(setting)
-    for _ in range(2):
-        training.step()
-    plan = memory(setting)
-    training.trainer.zero_grad()
-
-    measured = largest_allocation(training.step)
-
-    training.close()
-    before = plan.weights + plan.optimiser + plan.objects
-    assert plan.peak - before == pytest.approx(measured, rel=0.04)
 
 
 def largest_allocation(function) -> int:
@@ -183,68 +172,111 @@ def largest_allocation(function) -> int:
     return most
 
 
+@pytest.mark.parametrize(("model", "flags"), TRAININGS)
+def test_the_planned_peak_is_the_memory_that_torch_allocates(model, flags):
+    """In an update of fairseq's Trainer, beyond weights and optimiser state, within 4%."""
+    setting = small_setting(model, flags, layers=9, max_tokens=1600)
+    training = PlannedTraining(setting)
+    for _ in range(2):  # Adam's moments exist from the second update on
+        training.step()
+    plan = memory(setting)  # in between, so that a plan that left its tensors without storage in the model would fail
+    training.trainer.zero_grad()
+
+    measured = largest_allocation(training.step)
+
+    training.close()
+    there_before = plan.weights + plan.optimiser + plan.objects
+    assert plan.peak - there_before == pytest.approx(measured, rel=0.04)
+
+
 @pytest.mark.parametrize("method", ["post_ln", "dlcl"])
 def test_the_plan_of_a_deep_model_is_the_line_through_shallow_ones(method, monkeypatch):
-    """The trace of a deep model, extrapolated from shallow ones, equals a whole one; dlcl's grows quadratically."""
-    setting = small_setting(MT, f"--method {method}", layers=10)
-    extrapolated = trace(setting)
-    for name in ("TRACED_IF_ALIKE", "TRACED_IF_GROWING"):
-        monkeypatch.setattr(f"deepnet_fairseq.tools.plan.trace.{name}", 10)
-    other_setting = replace(setting, mask_prob=0.2)  # so that the cached trace is not returned
+    """A trace of few layers, extrapolated to 10, equals the trace of all 10.
 
-    whole = trace(other_setting)
+    Post-LN's layers are alike, so that three stand for all; under DLCL a layer's cost grows with its place.
+    """
+    layers = 10
+    setting = small_setting(MT, f"--method {method}", layers=layers)
+    extrapolated = trace(setting)
+    for name in ("TRACED_IF_ALIKE", "TRACED_IF_GROWING"):  # how many layers are traced
+        monkeypatch.setattr(f"deepnet_fairseq.tools.plan.trace.{name}", layers)
+    uncached_setting = replace(setting, mask_prob=0.2)  # a field without effect here; trace() caches by the setting
+
+    whole = trace(uncached_setting)
 
     assert len(extrapolated) == len(whole)
-    assert len(whole) == 2 + 2 * 10 + 2 + 1  # layers, and what stands before, between and behind them
+    assert len(whole) == 2 * (1 + layers + 1) + 1  # embedding, layers and end of two stacks, and the loss
     for ours, traced in zip(extrapolated, whole, strict=True):
-        for name, value in vars(traced).items():
+        for name, value in vars(traced).items():  # a stage's name, and its bytes, operations and kernels
             expected = value if isinstance(value, str) else pytest.approx(value, rel=0.01, abs=1024)
             assert getattr(ours, name) == expected, ours
 
 
 def bytes_a_parameter(**changes) -> float:
-    """Return the planned bytes of weights, gradients and optimiser a parameter, on a GPU; changes: of the setting."""
+    """Return the planned bytes of a parameter on a GPU: its weight, its gradient and the optimiser's state.
+
+    changes: fields of the setting that differ from float32 on one GPU.
+    """
     setting = replace(small_setting(MT), device="cuda", **changes)
     plan = memory(setting)
     return (plan.weights + plan.gradients + plan.optimiser) / count(setting).total
 
 
+# bytes of a parameter
+FLOAT32 = 4
+HALF = 2
+MOMENTS = 2 * FLOAT32  # Adam's two
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "deepnet_adam"])
-@pytest.mark.parametrize(("precision", "expected"), [("fp32", 16), ("fp16", 20), ("bf16", 20)])
-def test_bytes_a_parameter_are_16_in_fp32_and_20_in_half_precision(precision, expected, optimizer):
-    """In half precision there are float32 weights beside."""
-    assert bytes_a_parameter(precision=precision, optimizer=optimizer) == expected
+def test_a_parameter_takes_16_bytes_in_float32(optimizer):
+    weight_and_gradient = 2 * FLOAT32
+
+    assert bytes_a_parameter(precision="fp32", optimizer=optimizer) == weight_and_gradient + MOMENTS
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "deepnet_adam"])
+@pytest.mark.parametrize("half", ["fp16", "bf16"])
+def test_a_parameter_takes_20_bytes_in_half_precision(half, optimizer):
+    """fairseq keeps weight and gradient in float32 beside those in half precision."""
+    weight_and_gradient = 2 * HALF + 2 * FLOAT32
+
+    assert bytes_a_parameter(precision=half, optimizer=optimizer) == weight_and_gradient + MOMENTS
 
 
 @pytest.mark.parametrize("half", ["fp16", "bf16"])
-def test_bytes_a_parameter_are_12_without_a_float32_copy(half):
-    assert bytes_a_parameter(precision=f"memory-efficient-{half}") == 12
+def test_a_parameter_takes_12_bytes_in_half_precision_without_a_float32_copy(half):
+    weight_and_gradient = 2 * HALF
+
+    assert bytes_a_parameter(precision=f"memory-efficient-{half}") == weight_and_gradient + MOMENTS
 
 
 @pytest.mark.parametrize("half", ["fp16", "bf16"])
 def test_zero_on_four_gpus_keeps_a_quarter_of_what_is_float32(half):
-    of_each = bytes_a_parameter(precision=half, gpus=4, zero=True, optimizer="deepnet_adam")
+    of_each_gpu = bytes_a_parameter(precision=half, gpus=4, zero=True, optimizer="deepnet_adam")
 
-    in_half_precision = 4  # weight and gradient
-    assert of_each == pytest.approx(in_half_precision + 16 / 4, abs=0.01)
-
-
-GRAPHS = "--arch deepnet_transformer_18_18 --fp16 --optimizer deepnet_adam --vocab 1000 --cuda-graphs"
+    in_half_precision = 2 * HALF  # weight and gradient
+    in_float32 = 2 * FLOAT32 + MOMENTS  # weight, gradient and moments
+    assert of_each_gpu == pytest.approx(in_half_precision + in_float32 / 4, abs=0.01)  # shares are rounded up
 
 
 def memory_with_graphs(shapes: int, *more: str):
-    return memory(parse_setting([*GRAPHS.split(), str(shapes), *more]))
+    """Return the planned memory of a training with --cuda-graphs, one for each of so many shapes of a batch."""
+    flags = "--arch deepnet_transformer_18_18 --fp16 --optimizer deepnet_adam --vocab 1000"
+    return memory(parse_setting([*flags.split(), "--cuda-graphs", str(shapes), *more]))
 
 
-def test_cuda_graphs_take_a_set_of_gradients_and_memory_by_shape():
-    """A graph's kernels and one more set of gradients."""
+def test_cuda_graphs_take_memory_by_shape_and_one_set_of_gradients():
+    """Each graph takes memory for its kernels; all of them share one more set of gradients."""
     without = memory_with_graphs(0)
     eight = memory_with_graphs(8)
     sixteen = memory_with_graphs(16)
 
+    kernels_of_eight = eight.graphs - eight.gradients
+    kernels_of_sixteen = sixteen.graphs - sixteen.gradients
     assert without.graphs == 0
-    assert eight.graphs > eight.gradients
-    assert sixteen.graphs - sixteen.gradients == 2 * (eight.graphs - eight.gradients)
+    assert kernels_of_eight > 0
+    assert kernels_of_sixteen == 2 * kernels_of_eight
     assert eight.peak == without.peak + eight.graphs
 
 
