@@ -31,7 +31,7 @@ ARCH = (
 )  # fmt: skip
 SEARCH = ("--beam", "5", "--max-len-a", "1", "--max-len-b", "5", "--cpu", "--max-tokens", "2000")
 SENTENCES = 104  # in the test set, and drawn at random for CTranslate2
-EQUAL = 1e-4  # least difference of log-probabilities, in nats, that is more than rounding in float32
+ROUNDING = 1e-4  # most that two log-probabilities may differ by rounding in float32, in nats
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def plain_checkpoint(checkpoint):
     """Provide the checkpoint exported for stock fairseq, in float32."""
     out = checkpoint.with_name("transformer.pt")
     printed = run("deepnet", "export", checkpoint, "--to", "transformer", "--out", out).stdout
-    assert reported_difference(printed) < EQUAL
+    assert reported_difference(printed) < ROUNDING
     return out
 
 
@@ -165,7 +165,7 @@ def ctranslate2_folder(checkpoint):
     """Provide the checkpoint exported for CTranslate2, in float32."""
     out = checkpoint.with_name("ct2")
     output = export(checkpoint, "--to", "ctranslate2", "--out", out)
-    assert reported_difference(output) < EQUAL
+    assert reported_difference(output) < ROUNDING
     return out
 
 
@@ -194,7 +194,7 @@ def test_an_export_in_eight_bits_is_smaller_and_less_exact(checkpoint, ctranslat
 
     output = export(checkpoint, "--to", "ctranslate2", "--quantization", "int8", "--out", out)
 
-    assert 10 * EQUAL < reported_difference(output) < 50  # nats, at the least probable of all symbols
+    assert 10 * ROUNDING < reported_difference(output) < 50  # nats, at the least probable of all symbols
     assert (out / "model.bin").stat().st_size < 0.5 * (ctranslate2_folder / "model.bin").stat().st_size
 
 
@@ -207,7 +207,7 @@ def hub_folder(checkpoint):
     out = checkpoint.with_name("hub")
     output = export(checkpoint, "--to", "huggingface", "--out", out, "--lenpen", "0.6")
     assert "FSMT" in output  # the model of transformers that is a Post-LN
-    assert reported_difference(output) < EQUAL
+    assert reported_difference(output) < ROUNDING
     return out
 
 

@@ -25,7 +25,7 @@ from ..support.single_stacks import disturb, scores
 
 EVAL = ("--cpu", "--gen-subset", "valid", "--sample-break-mode", "eos", "--tokens-per-sample", "32")
 SYMBOLS = WORDS + 4  # of the dictionary, with <s>, <pad>, </s> and <unk>
-EQUAL = 1e-4  # least difference of scores that is more than rounding in float32
+ROUNDING = 1e-4  # most that two log-probabilities may differ by rounding in float32, in nats
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def assert_scores_of_checkpoint(checkpoint, model, data) -> None:
 
     difference = scores(model_of_checkpoint, tokens) - scores(model, tokens)
 
-    assert difference[tokens.ne(PAD)].abs().max() <= EQUAL
+    assert difference[tokens.ne(PAD)].abs().max() <= ROUNDING
 
 
 # stock fairseq
@@ -161,14 +161,14 @@ def test_in_ctranslate2_a_pre_ln_has_the_same_scores(pre_ln_checkpoint, tmp_path
     """The command compares them, and prints the largest difference."""
     output = export(pre_ln_checkpoint, "--to", "ctranslate2", "--out", tmp_path / "ct2")
 
-    assert reported_difference(output) < EQUAL
+    assert reported_difference(output) < ROUNDING
 
 
 @pytest.fixture
 def ctranslate2_folder(data, taught_checkpoint, tmp_path):
     """Provide the taught model exported for CTranslate2."""
     output = export(taught_checkpoint, "--to", "ctranslate2", "--data", data, "--out", tmp_path / "ct2")
-    assert reported_difference(output) < EQUAL
+    assert reported_difference(output) < ROUNDING
     return tmp_path / "ct2"
 
 
