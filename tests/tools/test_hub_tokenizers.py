@@ -22,8 +22,9 @@ from ..support.plain_text import write_gpt2
 
 BOS = 0
 SPECIALS = 4  # <s>, <pad>, </s> and <unk> begin a dictionary
-MODEL_OF_PIECES = 90  # pieces of the SentencePiece models here
-# The tokenizer of a translation model looks only at how many tokens have a position; config and weights are left out.
+PIECES = 90  # of each SentencePiece model here
+POSITIONS = 128  # of a language model: how many tokens its tokenizer lets through
+# Of a translation model, a tokenizer looks only at how many tokens have a position; config and weights are left out.
 TRANSLATOR = Port("FSMT", "ForConditionalGeneration", config={}, state={}, longest=1024, bounded=False)
 HARD_LINES = [  # which tokenizers may cut in different ways
     "  two   blanks ",
@@ -87,7 +88,7 @@ def segmenter(request, sentences, tmp_path):
         (data / lm_text.NAME).write_text(json.dumps(content))
         return segmenter_of(str(data), subwords=None)
 
-    model = sentencepiece_model(sentences, MODEL_OF_PIECES, model_type=request.param, hard_vocab_limit=False)
+    model = sentencepiece_model(sentences, PIECES, model_type=request.param, hard_vocab_limit=False)
     (tmp_path / "spm.model").write_bytes(model)
     return segmenter_of("", subwords=str(tmp_path / "spm.model"))
 
@@ -98,10 +99,10 @@ def dictionary(segmenter) -> Dictionary:
     return dictionary_of_all_pieces(segmenter)
 
 
-def causal_port(first_token: int = BOS, longest: int = 128) -> Port:
-    """Return of a causal model what its tokenizer is written by: the first token of a text, and its most tokens."""
+def causal_port(first_token: int = BOS) -> Port:
+    """Return the port of a language model without its weights, which a tokenizer does not look at."""
     config = SPECIAL_TOKENS | {"bos_token_id": first_token}
-    return Port("OPT", "ForCausalLM", config=config, state={}, longest=longest, bounded=True)
+    return Port("OPT", "ForCausalLM", config=config, state={}, longest=POSITIONS, bounded=True)
 
 
 @pytest.fixture(params=[EOS, BOS], ids=["</s>", "<s>"])
@@ -157,7 +158,7 @@ def test_a_fast_tokenizer_has_fairseqs_special_symbols_and_size(fast_tokenizer, 
     assert fast_tokenizer.eos_token_id == EOS
     assert fast_tokenizer.unk_token_id == UNK
     assert fast_tokenizer.padding_side == "left"
-    assert fast_tokenizer.model_max_length == 128
+    assert fast_tokenizer.model_max_length == POSITIONS
     assert len(fast_tokenizer) == len(dictionary)
 
 
@@ -177,7 +178,7 @@ def translation_text(pieces: str, file, source: Dictionary, target: Dictionary) 
 @pytest.fixture
 def spm_segmenter(sentences, tmp_path):
     """Provide the segmenter of a SentencePiece model, which is spm.model in the test's folder."""
-    (tmp_path / "spm.model").write_bytes(sentencepiece_model(sentences, MODEL_OF_PIECES))
+    (tmp_path / "spm.model").write_bytes(sentencepiece_model(sentences, PIECES))
     return segmenter_of(str(tmp_path), subwords=None)
 
 
