@@ -1,4 +1,9 @@
-"""Tests of `deepnet prepare text --like`: a second corpus with the pieces and the dictionary of a model."""
+"""Tests of `deepnet prepare text --like`: a second corpus with the pieces and the dictionary of a model.
+
+The model is named by its checkpoint, the folder of its run or of its data, or the folder of its export.
+"""
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -19,7 +24,7 @@ from deepnet_fairseq.tools.export.served import serve
 from deepnet_fairseq.tools.export.transformer import fold_checkpoint
 
 from ..support.corpora import SPLITS
-from ..support.errors import assert_refused, refused
+from ..support.errors import assert_refused, refusal, refused
 from ..support.prepared_again import copy_data, longer, renamed, reordered, save_start, trainer_of
 
 LANGS = ("qaa", "qab")
@@ -31,7 +36,7 @@ register()
 
 @pytest.fixture(scope="module")
 def first_run(data, tmp_path_factory):
-    """Provide a folder with the data of a run in data/, and its checkpoint in run/."""
+    """Provide a folder with the data of a run in data/, and its checkpoint in run/; its training made no update."""
     folder = tmp_path_factory.mktemp("first")
     copy_data(data, folder / "data")
     save_start(folder / "run" / "checkpoint_last.pt", folder / "data", *MODEL)
@@ -40,12 +45,13 @@ def first_run(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def checkpoint(first_run):
+    """Provide the path of the checkpoint of the first run."""
     return first_run / "run" / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="module")
 def second_text(tmp_path_factory):
-    """Provide text of other sentences; three lines of valid.qaa have ж, which the first text does not have."""
+    """Provide the folder of text of other sentences; three lines of valid.qaa have ж, which the first text lacks."""
     folder = tmp_path_factory.mktemp("second")
     write_corpus(make_corpus({"train": 40, "valid": 8, "test": 8}, seed=7, nouns=20, verbs=10), folder)
     valid = folder / "valid.qaa"
@@ -56,14 +62,14 @@ def second_text(tmp_path_factory):
 
 
 def command_like(text, dest, like):
-    """Return the words of `deepnet prepare text --like`."""
+    """Return the words after `deepnet` that prepare the text in a folder like that of a model."""
     prefixes = [str(text / split) for split in SPLITS]
     return ["prepare", "text", *LANGS, *prefixes, str(dest), "--like", str(like)]
 
 
 @pytest.fixture(scope="module")
 def second_data(second_text, checkpoint, tmp_path_factory):
-    """Provide the data that are made of the second text like those of the first run's checkpoint."""
+    """Provide the folder of data of the second text, with the vocabulary of the first run's checkpoint."""
     dest = tmp_path_factory.mktemp("like") / "bin"
     main(command_like(second_text, dest, checkpoint))
     return dest
@@ -80,26 +86,32 @@ def test_a_second_corpus_has_the_pieces_and_dictionaries_of_the_model(first_run,
 
 
 def test_characters_that_the_model_has_never_seen_are_told(second_text, checkpoint, tmp_path, capsys):
+    """Of the 8 lines of valid.qaa, 3 have ж."""
     main(command_like(second_text, tmp_path / "bin", checkpoint))
 
-    (told,) = [line for line in capsys.readouterr().out.split("\n") if "valid.qaa: " in line and "ж" in line]
+    (told,) = [line for line in capsys.readouterr().out.split("\n") if "valid.qaa: " in line]
+    assert "ж" in told
     assert "3 of 8" in told
 
 
 def test_the_checkpoint_is_trained_further_on_the_second_corpus(checkpoint, second_data, second_text, tmp_path):
+    """It is not refused, and its first sample is the first sentence in the numbers of the model's pieces."""
     trainer = trainer_of(second_data, *MODEL, save_dir=tmp_path / "save")
     trainer.load_checkpoint(str(checkpoint), reset_optimizer=True)
     trainer.task.load_dataset("train")
     sample = trainer.task.datasets["train"][0]["source"]
 
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(second_data / "spm.model"))
-    cut = pieces.encode(next(read_lines(second_text / "train.qaa")), out_type=str)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(second_data / "spm.model"))
+    pieces = processor.encode(next(read_lines(second_text / "train.qaa")), out_type=str)
     dictionary = trainer.task.source_dictionary
-    assert sample.tolist() == [*map(dictionary.index, cut), dictionary.eos()]
+    assert sample.tolist() == [*map(dictionary.index, pieces), dictionary.eos()]
 
 
 def assert_vocabulary_of_first_run(place, first_run, folder):
-    """Check the pieces and the symbols that are found in a place; the dictionaries are written to `folder`."""
+    """Check that the vocabulary that find_vocabulary finds in a place is that of the first run.
+
+    folder: place for the dictionaries that it writes
+    """
     known = find_vocabulary(place, LANGS)
     assert known.pieces.read_bytes() == (first_run / "data" / "spm.model").read_bytes()
 
@@ -110,24 +122,30 @@ def assert_vocabulary_of_first_run(place, first_run, folder):
 
 
 @pytest.mark.parametrize("name", ["run", "data"])
-def test_a_run_s_folders_give_its_vocabulary(name, first_run, tmp_path):
+def test_folders_of_a_run_give_its_vocabulary(name, first_run, tmp_path):
     assert_vocabulary_of_first_run(first_run / name, first_run, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("library", "write"),
-    [("ctranslate2", lambda *to: write_ctranslate2(*to, None)), ("transformers", write_huggingface)],
-    ids=["ctranslate2", "transformers"],
-)
-def test_an_exported_folder_gives_its_model_s_vocabulary(library, write, first_run, checkpoint, tmp_path):
+EXPORTERS = {  # library -> function that writes an exported model to a folder
+    "ctranslate2": lambda served, folder: write_ctranslate2(served, folder, None),  # None: not quantised
+    "transformers": write_huggingface,
+}
+
+
+@pytest.mark.parametrize("library", EXPORTERS)
+def test_an_exported_folder_gives_its_model_s_vocabulary(library, first_run, checkpoint, tmp_path):
     pytest.importorskip(library)
-    write(serve(fold_checkpoint(str(checkpoint)), None, None), tmp_path / "exported")
+    served = serve(fold_checkpoint(str(checkpoint)), data=None, subwords=None)  # those of the run
+    EXPORTERS[library](served, tmp_path / "exported")
 
     assert_vocabulary_of_first_run(tmp_path / "exported", first_run, tmp_path)
 
 
 def test_tags_of_languages_in_an_export_are_left_out(tmp_path):
-    """They are added by the task, not by the dictionary."""
+    """fairseq's task adds them behind the symbols of a dictionary; the four special symbols are not in its file either.
+
+    The folder has the files of a CTranslate2 export of a model of many pairs that name its symbols.
+    """
     described = {"pieces": "sentencepiece", "symbols": {"de": "__de__", "en": "__en__"}}
     symbols = ["<s>", "<blank>", "</s>", "<unk>", "a", "b", "__de__", "__en__"]
     (tmp_path / "spm.model").write_bytes(b"pieces")
@@ -140,52 +158,53 @@ def test_tags_of_languages_in_an_export_are_left_out(tmp_path):
 
 
 def change_dictionary(path, change):
-    """Change the lines of a dictionary's file."""
+    """Change the lines of a dictionary's file by a function."""
     lines = change(list(read_lines(path)))
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 @pytest.fixture
 def data_with_two_dictionaries(first_run, tmp_path):
-    """Provide data whose dictionary of qab has eight symbols more than that of qaa."""
+    """Provide the folder of data whose dictionary of qab has eight symbols more than that of qaa."""
     data = copy_data(first_run / "data", tmp_path / "two")
     change_dictionary(data / "dict.qab.txt", longer)
     return data
 
 
-def test_each_side_keeps_its_own_dictionary(data_with_two_dictionaries):
+def test_each_language_keeps_its_own_dictionary(data_with_two_dictionaries):
     dictionaries = find_vocabulary(data_with_two_dictionaries, LANGS).dictionaries
 
     assert len(dictionaries["qab"]) == len(dictionaries["qaa"]) + 8
 
 
-def test_another_language_is_refused_if_the_model_s_have_several_dictionaries(data_with_two_dictionaries):
+def test_a_new_language_is_refused_if_the_model_s_have_several_dictionaries(data_with_two_dictionaries):
+    """It is not known which of them is that of the new language."""
     with refused(f"--like {data_with_two_dictionaries}") as caught:
         find_vocabulary(data_with_two_dictionaries, ("qaa", "de"))
 
     assert "dict.de.txt" in caught.value.way_out
 
 
-def test_another_language_takes_the_dictionary_that_all_others_share(first_run):
+def test_a_new_language_takes_the_dictionary_that_all_others_share(first_run):
     dictionaries = find_vocabulary(first_run / "data", ("de", "qab")).dictionaries
 
     assert dictionaries["de"] == list(read_lines(first_run / "data" / "dict.qaa.txt"))
 
 
-def moved_checkpoint(checkpoint, path):
-    """Write a checkpoint whose data are gone."""
+def write_moved_checkpoint(checkpoint, path):
+    """Write a copy of a checkpoint to `path` that names a folder of data which is gone."""
     state = torch.load(checkpoint)
     state["cfg"]["task"]["data"] = str(path.parent / "gone")
     torch.save(state, path)
 
 
-def checkpoint_without_data(path):
+def write_checkpoint_without_data(path):
     """Write a checkpoint whose task names no data."""
     torch.save({"args": argparse.Namespace(task="translation"), "model": {}}, path)
 
 
-def data_cut_by_codes(data, folder):
-    """Write data that were cut by BPE codes, not by SentencePiece."""
+def write_data_cut_by_codes(data, folder):
+    """Write a copy of data to `folder` as if they were cut by BPE codes, not by SentencePiece."""
     copy_data(data, folder)
     (folder / "spm.model").unlink()
     (folder / "codes").write_text("#version: 0.2\n")
@@ -193,43 +212,43 @@ def data_cut_by_codes(data, folder):
 
 @pytest.fixture
 def places_without_vocabulary(first_run, checkpoint, tmp_path):
-    """Provide a folder of places that do not say what a model's vocabulary is."""
+    """Provide a folder of files and folders, named as in PLACES, that do not tell a model's vocabulary."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "noise.pt").write_bytes(b"noise")
-    checkpoint_without_data(tmp_path / "no_data.pt")
-    moved_checkpoint(checkpoint, tmp_path / "moved.pt")
-    data_cut_by_codes(first_run / "data", tmp_path / "codes")
+    write_checkpoint_without_data(tmp_path / "no_data.pt")
+    write_moved_checkpoint(checkpoint, tmp_path / "moved.pt")
+    write_data_cut_by_codes(first_run / "data", tmp_path / "codes")
     return tmp_path
 
 
-PLACES = {  # name of a place -> what the refusal names besides
-    "missing": "missing",
-    "empty": "empty",
-    "noise.pt": "noise.pt",
-    "no_data.pt": "no_data.pt",
-    "moved.pt": "gone",  # the data
-    "codes": "--srcdict",  # of fairseq-preprocess, which is the way then
+PLACES = {  # name of a place -> what the refusal names besides the place
+    "missing": "",
+    "empty": "",
+    "noise.pt": "",
+    "no_data.pt": "",
+    "moved.pt": "gone",  # the folder of data
+    "codes": "--srcdict",  # of fairseq-preprocess, which has to be used then
 }
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_a_place_without_a_vocabulary_is_refused(name, places_without_vocabulary, second_text, tmp_path):
     place = places_without_vocabulary / name
-    command = command_like(second_text, tmp_path / "never", place)
 
-    assert_refused(f"--like {place}", *command)
-    assert_refused(PLACES[name], *command)
+    line = refusal(*command_like(second_text, tmp_path / "never", place))
 
+    assert f"--like {place}" in line
+    assert PLACES[name] in line
     assert not (tmp_path / "never").exists()
 
 
-def test_a_size_of_the_vocabulary_does_not_go_with_like(second_text, checkpoint, tmp_path):
+def test_the_flag_vocab_does_not_go_with_like(second_text, checkpoint, tmp_path):
     assert_refused("--vocab", *command_like(second_text, tmp_path / "never", checkpoint), "--vocab", "100")
 
 
 @pytest.mark.parametrize("change", [renamed, reordered])
 def test_a_checkpoint_whose_data_were_prepared_again_is_refused(first_run, tmp_path, change):
-    """The folder that it names holds another vocabulary than the checkpoint's by now."""
+    """The folder that it names holds another vocabulary now than when the checkpoint was written."""
     data = copy_data(first_run / "data", tmp_path / "data")
     save_start(tmp_path / "run.pt", data, *MODEL)
     assert find_vocabulary(tmp_path / "run.pt", LANGS).pieces == data / "spm.model"
@@ -239,21 +258,23 @@ def test_a_checkpoint_whose_data_were_prepared_again_is_refused(first_run, tmp_p
 
     with refused(f"--like {tmp_path / 'run.pt'}") as caught:
         find_vocabulary(tmp_path / "run.pt", LANGS)
+
     assert str(data) in caught.value.way_out
 
 
-def test_a_second_text_of_a_language_model_has_the_first_s_vocabulary(second_text, tmp_path):
-    """`prepare lm` with the first text's --spm and --dict gives the same vocabulary, by digest."""
+def test_plain_text_with_spm_and_dict_of_another_has_its_vocabulary(second_text, tmp_path):
+    """`prepare lm` has no --like: it takes the two files. Here the text in qab has the vocabulary of that in qaa."""
     first = tmp_path / "first"
-    text = [str(second_text / f"{split}.qaa") for split in SPLITS]
-    main(["prepare", "lm", *text, str(first), "--vocab", "80", "--workers", "1"])
+    of_qaa = [str(second_text / f"{split}.qaa") for split in SPLITS]
+    main(["prepare", "lm", *of_qaa, str(first), "--vocab", "80", "--workers", "1"])
 
     second = tmp_path / "second"
-    other_text = [str(second_text / f"{split}.qab") for split in SPLITS]
+    of_qab = [str(second_text / f"{split}.qab") for split in SPLITS]
     flags = ("--spm", str(first / "spm.model"), "--dict", str(first / "dict.txt"))
-    main(["prepare", "lm", *other_text, str(second), *flags, "--workers", "1"])
+    main(["prepare", "lm", *of_qab, str(second), *flags, "--workers", "1"])
 
-    digest = digests.of_cutting(digests.cutting_files(str(first)))
-    assert digest is not None
-    assert digests.of_cutting(digests.cutting_files(str(second))) == digest
+    digest_of_first = digests.of_cutting(digests.cutting_files(str(first)))
+    digest_of_second = digests.of_cutting(digests.cutting_files(str(second)))
+    assert digest_of_first is not None
+    assert digest_of_second == digest_of_first
     assert symbols_in(second / "dict.txt") == symbols_in(first / "dict.txt")

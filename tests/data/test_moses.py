@@ -1,4 +1,9 @@
-"""Tests of Moses' cleaning and tokenising, of learning BPE, and of the text within tags."""
+"""Tests of Moses' cleaning and tokenising, and of learning BPE.
+
+The peers are Perl, sacremoses (a port of Moses' scripts to Python) and subword-nmt.
+"""
+
+from __future__ import annotations
 
 import io
 import re
@@ -14,22 +19,24 @@ from subword_nmt import learn_bpe as learning
 from deepnet_fairseq.data.bilingual import most_frequent
 from deepnet_fairseq.data.moses import WHITE, Chain, Limits, clean, line_function, lowercase
 
-IWSLT = Limits(1.5, 1, 175)  # ratio of lengths, and words of the shortest and the longest sentence
+# IWSLT-14's limits of cleaning (clean-corpus-n.perl -ratio 1.5 1 175): ratio of lengths in words, shortest, longest
+IWSLT = Limits(1.5, 1, 175)
 
 needs_perl = pytest.mark.skipif(shutil.which("perl") is None, reason="compares with Perl's own rules")
 
 
 def perl(code: str, text: str) -> str:
-    """Run Perl on `text` as $_; both are UTF-8."""
+    """Return what Perl makes of `text`, which is $_ in its code; both are UTF-8."""
     done = subprocess.run(["perl", "-CS", "-0777", "-pe", code], input=text.encode(), capture_output=True, check=True)
     return done.stdout.decode()
 
 
 def words(count: int) -> str:
+    """Return a sentence of so many words."""
     return " ".join(["w"] * count)
 
 
-FIRST = ("first", "pair")
+FIRST = ("first", "pair")  # it stands before the pair that is tested, and is kept
 FIT = {
     "one word each": ("a", "b"),
     "1.5 times as long": (words(2), words(3)),
@@ -37,7 +44,7 @@ FIT = {
     "the longest sentence": (words(175), words(175)),
     "the longest word": ("x" * 1000, "b"),
 }
-UNFIT = {
+UNFIT = {  # each just outside of the limits, where there is one
     "no source": ("", "a"),
     "no target": ("a", ""),
     "a blank side": (" \t\u00a0\u2003 ", "a"),
@@ -60,18 +67,21 @@ def test_a_pair_that_is_not_fit_for_training_is_dropped(kind):
 
 
 def test_a_pair_below_the_shortest_length_is_dropped():
+    two_to_three_words = Limits(1.5, 2, 3)
     long_enough = (words(2), words(3))
+    too_short = (words(1), words(1))
 
-    assert list(clean([("a", "b"), long_enough], Limits(1.5, 2, 3))) == [long_enough]
+    assert list(clean([too_short, long_enough], two_to_three_words)) == [long_enough]
 
 
 def test_cleaning_leaves_single_blanks_and_no_bars():
+    """A bar separates the factors of a word in Moses."""
     assert list(clean([("  a\u00a0 b\t", "c| d|e ")], IWSLT)) == [("a b", "c de")]
 
 
 @needs_perl
 def test_white_space_is_what_perl_takes_for_it():
-    characters = "".join(f"<{chr(code)}>" for code in range(1, 0x3100) if not 0xD800 <= code < 0xE000)
+    characters = "".join(f"<{chr(code)}>" for code in range(1, 0x3100))  # all white space of Unicode is below
 
     assert re.sub(f"[ {WHITE}]+", "_", characters) == perl(r"s/\s+/_/g", characters)
 
@@ -96,43 +106,53 @@ def test_lower_case_is_perl_s(text):
         ("en", Chain(lowercase=True), "R&AMP;D", "r &amp; amp ; d"),
     ],
 )
-def test_a_line_goes_through_the_chain_of_moses_scripts(lang, chain, line, tokenised):
+def test_a_line_is_tokenised_escaped_and_lower_cased_as_the_chain_says(lang, chain, line, tokenised):
+    """The tokeniser always escapes characters that Moses gives a meaning; "aggressive" splits words at hyphens."""
     assert line_function(lang, chain)(line) == tokenised
 
 
-LETTERS = "abC 12.\"'`,;:!?()%-–—„“”’‘«»\u00a0\u2003…\r\tº cm\u2028é\x07$&|<>[]  "
+CHARACTERS = "abC 12.\"'`,;:!?()%-–—„“”’‘«»\u00a0\u2003…\r\tº cm\u2028é\x07$&|<>[]  "
 
 
 def random_lines(count: int) -> list[str]:
-    """Draw lines of the characters that the rules treat."""
+    """Draw lines of up to 59 CHARACTERS, which are those that the rules treat."""
     random = Random(1)
-    return ["".join(random.choices(LETTERS, k=random.randrange(60))) for _ in range(count)]
+    lines = []
+    for _ in range(count):
+        length = random.randrange(60)
+        lines.append("".join(random.choices(CHARACTERS, k=length)))
+    return lines
+
+
+ABBREVIATIONS = ["Dr. A. Smith vs. the U.S. no. 5 and No. x etc.", "bzw. Abb. 3 z.B. so."]
 
 
 @pytest.mark.parametrize("lang", ["de", "en", "fr"])
-def test_rules_that_are_compiled_once_give_the_lines_of_plain_sacremoses(lang):
+def test_lines_are_normalised_and_tokenised_as_sacremoses_does(lang):
+    """The package compiles sacremoses' rules once, for speed."""
     normalise = sacremoses.MosesPunctNormalizer(lang, perl_parity=True).normalize
     tokenise = sacremoses.MosesTokenizer(lang).tokenize
-    compiled = line_function(lang, Chain(normalise=True, aggressive=True))
+    process = line_function(lang, Chain(normalise=True, aggressive=True))
 
-    for line in (*random_lines(500), "Dr. A. Smith vs. the U.S. no. 5 and No. x etc.", "bzw. Abb. 3 z.B. so."):
-        printable = regex.sub(r"\p{C}", " ", normalise(f"{line}\n"))
-        assert compiled(line) == tokenise(printable, aggressive_dash_splits=True, return_str=True, escape=True)
+    for line in random_lines(500) + ABBREVIATIONS:
+        printable = regex.sub(r"\p{C}", " ", normalise(f"{line}\n"))  # remove-non-printing-char.perl
+        expected = tokenise(printable, aggressive_dash_splits=True, return_str=True, escape=True)
+        assert process(line) == expected
 
 
 def learnt_merges(text: list[str]) -> str:
-    """Return the codes that subword-nmt learns."""
+    """Return the merges of a BPE that subword-nmt learns from the lines of a text, at most 300, one a line."""
     codes = io.StringIO()
     learning.learn_bpe(text, codes, 300)
     return codes.getvalue()
 
 
-def test_merges_are_learnt_in_subword_nmt_s_order(monkeypatch):
-    """Also among pairs of equal frequency, and with its pruning."""
+def test_a_faster_maximum_does_not_change_the_merges_of_subword_nmt(monkeypatch):
+    """subword-nmt asks for the most frequent pair at each merge; among equally frequent ones it takes the greatest."""
     text = [" ".join(line.split()) for line in random_lines(400)]
-    expected = learnt_merges(text)
-    assert len(expected.splitlines()) > 150
+    merges = learnt_merges(text)
+    assert len(merges.splitlines()) > 150
 
-    monkeypatch.setattr(learning, "max", most_frequent, raising=False)
+    monkeypatch.setattr(learning, "max", most_frequent, raising=False)  # goes before Python's own
 
-    assert learnt_merges(text) == expected
+    assert learnt_merges(text) == merges

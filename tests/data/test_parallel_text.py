@@ -1,14 +1,20 @@
-"""Tests of the embedded corpus and of the preparation of any text."""
+"""Tests of the embedded corpus, of `deepnet prepare text` on a user's parallel text, and of its binarising.
+
+The embedded corpus is text in the artificial languages qaa and qab.
+"""
+
+from __future__ import annotations
 
 import hashlib
+import re
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import sentencepiece
 from fairseq.data import data_utils
 
-from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import lines, parallel_text
 from deepnet_fairseq.data.binarise import binarise
 from deepnet_fairseq.data.language import SIZES as DEFAULT_SIZES
@@ -16,25 +22,26 @@ from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.parallel_text import prepare_text
 
 from ..support.disks import files_limited_to
-from ..support.errors import refused
+from ..support.errors import assert_refused, refused
 from ..support.helpers import run
 from ..support.prepared import files_in
 
 LANGS = ("qaa", "qab")
-SIZES = {"train": 2000, "valid": 100, "test": 100}
-PIECES = 300
-WITHOUT_INK = " \u200b\u200e\u2028\ufffd\u2581\x07\u00ad".encode()
+SIZES = {"train": 2000, "valid": 100, "test": 100}  # sentence pairs
+PIECES = 300  # size of the SentencePiece vocabulary
+# Line that shows nothing, of separators, control and format characters, and two that SentencePiece drops
+INVISIBLE = " \u200b\u200e\u2028\ufffd\u2581\x07\u00ad".encode()
 # SHA-256 of the embedded corpus that recorded runs were trained on, as "SOURCE<tab>TARGET" lines of all splits
 RECORDED_CORPUS = "fccc775b5013d50fec3bb65f06ec4a4d096c26136a293c6ea3e2018535d968ca"
 
 
 @pytest.fixture(scope="module")
 def embedded_corpus():
-    """Provide split -> sentence pairs."""
+    """Provide split -> sentence pairs of the embedded corpus in SIZES."""
     return make_corpus(SIZES)
 
 
-@pytest.mark.parametrize("side", (0, 1))
+@pytest.mark.parametrize("side", (0, 1), ids=LANGS)
 def test_the_embedded_corpus_holds_no_sentence_twice(side, embedded_corpus):
     pairs = chain.from_iterable(embedded_corpus.values())
     sentences = [pair[side] for pair in pairs]
@@ -43,21 +50,27 @@ def test_the_embedded_corpus_holds_no_sentence_twice(side, embedded_corpus):
     assert len(set(sentences)) == len(sentences)
 
 
-def test_more_training_text_leaves_the_rest_of_the_embedded_corpus(embedded_corpus):
-    longer = make_corpus(SIZES | {"train": 3000})
+def test_a_larger_embedded_corpus_begins_with_the_smaller_one(embedded_corpus):
+    """Validation and test sets stay the same."""
+    larger = make_corpus(SIZES | {"train": 3000})
 
-    assert longer["train"][:2000] == embedded_corpus["train"]
-    assert longer["test"] == embedded_corpus["test"]
+    assert larger["train"][:2000] == embedded_corpus["train"]
+    assert larger["valid"] == embedded_corpus["valid"]
+    assert larger["test"] == embedded_corpus["test"]
 
 
 def test_another_seed_gives_another_embedded_corpus(embedded_corpus):
     assert make_corpus(SIZES, seed=2)["test"] != embedded_corpus["test"]
 
 
-@pytest.mark.parametrize(("sizes", "nouns"), [(SIZES | {"test": 0}, 9), (SIZES, 10**6)])
-def test_an_embedded_corpus_without_sentences_or_of_too_many_nouns_is_refused(sizes, nouns):
-    with refused("corpus", "20,000 nouns"):
-        make_corpus(sizes, nouns=nouns)
+def test_an_embedded_corpus_without_test_sentences_is_refused():
+    with refused("corpus"):
+        make_corpus(SIZES | {"test": 0})
+
+
+def test_an_embedded_corpus_of_too_many_nouns_is_refused_with_the_limit():
+    with refused("corpus", "20,000"):
+        make_corpus(SIZES, nouns=20_001)
 
 
 def test_the_embedded_corpus_is_the_one_that_recorded_runs_were_trained_on(embedded_corpus):
@@ -69,8 +82,7 @@ def test_the_embedded_corpus_is_the_one_that_recorded_runs_were_trained_on(embed
 
 def read_text_pairs(prefix) -> list[tuple[str, str]]:
     """Read the sentence pairs of PREFIX.qaa and PREFIX.qab."""
-    source_lang, target_lang = LANGS
-    return list(lines.read_pairs(Path(f"{prefix}.{source_lang}"), Path(f"{prefix}.{target_lang}")))
+    return list(lines.read_pairs(Path(f"{prefix}.qaa"), Path(f"{prefix}.qab")))
 
 
 def test_the_command_writes_the_embedded_corpus(tmp_path):
@@ -82,43 +94,54 @@ def test_the_command_writes_the_embedded_corpus(tmp_path):
 
 
 def test_a_full_disk_ends_the_command_in_one_line_and_leaves_no_file(tmp_path):
-    with files_limited_to(100_000), pytest.raises(SystemExit, match=r"^deepnet: error: .*/train\.qa[ab]: .*$"):
-        main(["prepare", "language", str(tmp_path / "c")])
+    """The training text alone has more than 100,000 bytes."""
+    with files_limited_to(100_000):
+        assert_refused("train.qa", "prepare", "language", tmp_path / "c")
 
     assert not list(tmp_path.iterdir())
 
 
+# Characters that SentencePiece's own rules of normalisation (NFKC) would replace: ² by 2, ﬁ by fi, Ａ by A, ...
+NOT_NFKC = "10² ½ ﬁ می\u200cخواهم é e\u0301 Ａ"
+
+
 @pytest.mark.parametrize(
-    ("typed", "decoded"),
-    [("10² ½ ﬁ می\u200cخواهم é e\u0301 Ａ", "10² ½ ﬁ می\u200cخواهم é e\u0301 Ａ"), ("1\u00a0\t0", "1 0")],
-    ids=["characters", "white space"],
+    ("typed", "decoded"), [(NOT_NFKC, NOT_NFKC), ("1\u00a0\t0", "1 0")], ids=["characters", "white space"]
 )
 def test_sentencepiece_changes_nothing_but_white_space(typed, decoded):
-    learnt_from = ["10² ½ ﬁ می\u200cخواهم é e\u0301 Ａ"] * 9
-    model = sentencepiece.SentencePieceProcessor(model_proto=parallel_text.sentencepiece_model(learnt_from, 40))
+    model = parallel_text.sentencepiece_model([NOT_NFKC] * 9, vocab=40)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
 
-    assert model.decode(model.encode(typed)) == decoded
+    assert processor.decode(processor.encode(typed)) == decoded
+
+
+COMPOSED = "\u00e9"  # é as one character
+DECOMPOSED = "e\u0301"  # e and its accent
+NUKTA_AS_ONE = "\u095c"  # letter of Hindi with a dot below, which NFC writes as two characters
+NUKTA_AS_TWO = "\u0921\u093c"
+ANGSTROM = "\u212b"  # which NFC replaces by Å, one character by another
 
 
 def test_letters_in_composed_and_decomposed_form_give_a_warning_by_language(capsys):
-    rows = [("\u00e9", "\u00e9 \u095c"), ("e\u0301", "\u0921\u093c"), ("e\u0301", "\u212b")]
     letters = lines.Letters(["vi", "hi"])
+    letters.add([(COMPOSED, f"{COMPOSED} {NUKTA_AS_ONE}"), (DECOMPOSED, NUKTA_AS_TWO), (DECOMPOSED, ANGSTROM)])
 
-    letters.add(rows)
     letters.warn()
 
-    warnings = sorted(capsys.readouterr().out.splitlines())
-    assert len(warnings) == 2
-    assert all("WARNING: " in warning for warning in warnings)
-    of_hindi, of_vietnamese = warnings
-    assert "hi (nukta and dots): 1 " in of_hindi
-    assert "vi: 1 " in of_vietnamese  # line of composed letters
-    assert ", 2 " in of_vietnamese  # lines of decomposed ones
+    of_hindi, of_vietnamese = sorted(capsys.readouterr().out.splitlines())
+    assert "WARNING: hi" in of_hindi
+    assert "WARNING: vi" in of_vietnamese
+    # numbers of lines with composed and with decomposed letters
+    assert re.findall(r"\d+", of_hindi) == [
+        "1",
+        "1",
+    ]  # those with a nukta; of other letters Hindi has composed ones alone
+    assert re.findall(r"\d+", of_vietnamese) == ["1", "2"]
 
 
 @pytest.fixture
 def text_prefixes(tmp_path, embedded_corpus):
-    """Provide split -> prefix of a text that a test may change."""
+    """Provide split -> prefix of the embedded corpus as files in tmp_path, which the test may change."""
     write_corpus(embedded_corpus, tmp_path)
     return {split: str(tmp_path / split) for split in SIZES}
 
@@ -130,47 +153,79 @@ def replace_line(path, number, *replacements):
     path.write_bytes(b"\n".join(content))
 
 
-SPOILED = {  # what is wrong -> line, what comes in its place, what the refusal is about, what else it names
-    "unequal sides": (51, [], "test.qab", ["100", "99"]),
-    "bad UTF-8": (7, [b"caf\xe9"], "test.qab, line 7", []),
-    "an empty line": (10, [WITHOUT_INK], "test.qab, line 10", ["--drop-empty"]),
+class Spoilt(NamedTuple):
+    """Change of test.qab that makes it unusable.
+
+    number: of the changed line, from 1. replacements: lines in its place. subject: what the refusal is about. facts:
+    what it names besides
+    """
+
+    number: int
+    replacements: list[bytes]
+    subject: str
+    facts: tuple[str, ...] = ()
+
+
+SPOILT = {
+    "unequal sides": Spoilt(51, [], "test.qab", ("100", "99")),  # numbers of lines
+    "bad UTF-8": Spoilt(7, [b"caf\xe9"], "test.qab, line 7"),  # é in Latin-1
+    "an empty line": Spoilt(10, [INVISIBLE], "test.qab, line 10", ("--drop-empty",)),
 }
 
 
-@pytest.mark.parametrize("kind", SPOILED)
-def test_spoiled_text_is_refused_before_anything_is_written(kind, text_prefixes, tmp_path):
-    number, replacements, subject, facts = SPOILED[kind]
-    replace_line(tmp_path / "test.qab", number, *replacements)
+@pytest.mark.parametrize("kind", SPOILT)
+def test_spoilt_text_is_refused_before_anything_is_written(kind, text_prefixes, tmp_path):
+    spoilt = SPOILT[kind]
+    replace_line(tmp_path / "test.qab", spoilt.number, *spoilt.replacements)
 
-    with refused(tmp_path / subject) as caught:
+    with refused(tmp_path / spoilt.subject) as caught:
         prepare_text(LANGS, text_prefixes, tmp_path / "bin", vocab=PIECES)
 
-    for fact in facts:
+    for fact in spoilt.facts:
         assert fact in str(caught.value)
     assert not list(tmp_path.glob("bin*"))
 
 
 def test_a_missing_file_is_refused(text_prefixes, tmp_path):
-    with refused(tmp_path / "nowhere.qaa"):
-        prepare_text(LANGS, text_prefixes | {"valid": str(tmp_path / "nowhere")}, tmp_path / "bin", PIECES)
+    prefixes = text_prefixes | {"valid": str(tmp_path / "nowhere")}
 
+    with refused(tmp_path / "nowhere.qaa"):
+        prepare_text(LANGS, prefixes, tmp_path / "bin", PIECES)
+
+    assert not list(tmp_path.glob("bin*"))
+
+
+def number_in(text):
+    """Return the first number in a text."""
+    return int(re.search(r"\d+", text)[0])
+
+
+def test_a_vocabulary_of_too_many_pieces_is_refused_with_the_largest(text_prefixes, tmp_path):
+    """The text has no more pairs of pieces to merge."""
+    with refused("--vocab 30000") as caught:
+        prepare_text(LANGS, text_prefixes, tmp_path / "bin", vocab=30_000)
+
+    assert PIECES < number_in(caught.value.way_out) < 30_000
     assert not list(tmp_path.glob("bin*"))
 
 
 @pytest.mark.parametrize(
-    ("pieces", "limit"),
-    [(30_000, r"at most \d+"), (0, "1"), (20, r"\d+ characters")],
-    ids=["too many", "none", "too few"],
+    ("pieces", "smallest"),
+    [
+        (0, 1),
+        (20, 21),  # at least: each character of the text is a piece
+    ],
 )
-def test_a_vocabulary_that_cannot_be_is_refused_with_its_limit(pieces, limit, text_prefixes, tmp_path):
+def test_a_vocabulary_of_too_few_pieces_is_refused_with_a_limit(pieces, smallest, text_prefixes, tmp_path):
     with refused(f"--vocab {pieces}") as caught:
-        prepare_text(LANGS, text_prefixes, tmp_path / "bin", pieces)
+        prepare_text(LANGS, text_prefixes, tmp_path / "bin", vocab=pieces)
 
-    assert caught.match(limit)
+    assert number_in(caught.value.way_out) >= smallest
     assert not list(tmp_path.glob("bin*"))
 
 
 def test_a_folder_whose_name_fairseq_would_split_is_refused(text_prefixes, tmp_path):
+    """fairseq takes a colon for the end of one folder of data and the beginning of another."""
     with refused(tmp_path / "a:b"):
         prepare_text(LANGS, text_prefixes, tmp_path / "a:b", PIECES)
 
@@ -188,7 +243,7 @@ def test_a_folder_that_exists_is_refused_and_left_alone(text_prefixes, tmp_path)
 
 
 def test_several_training_texts_are_refused(text_prefixes, tmp_path):
-    both = f"{text_prefixes['train']},{text_prefixes['test']}"
+    both = f"{text_prefixes['train']},{text_prefixes['test']}"  # as test sets may be given
 
     with refused(both):
         prepare_text(LANGS, text_prefixes | {"train": both}, tmp_path / "bin", PIECES)
@@ -205,7 +260,7 @@ def test_too_few_training_pairs_are_refused(text_prefixes, tmp_path):
 
 
 def test_drop_empty_leaves_out_a_pair_with_an_empty_side(text_prefixes, tmp_path):
-    replace_line(tmp_path / "train.qaa", 1, WITHOUT_INK)
+    replace_line(tmp_path / "train.qaa", 1, INVISIBLE)
 
     prepare_text(LANGS, text_prefixes, tmp_path / "bin", vocab=PIECES, drop_empty=True)
 
@@ -215,48 +270,62 @@ def test_drop_empty_leaves_out_a_pair_with_an_empty_side(text_prefixes, tmp_path
 
 
 def test_several_test_sets_are_numbered(text_prefixes, tmp_path, monkeypatch):
-    binarised = {}
+    """The second one, test1, is here the text of the validation set."""
+    binarised = {}  # subset -> prefix of the text in pieces that would be binarised
     monkeypatch.setattr(parallel_text, "binarise", lambda langs, texts, *_: binarised.update(texts))
     two_tests = f"{text_prefixes['test']},{text_prefixes['valid']}"
 
     prepare_text(LANGS, text_prefixes | {"test": two_tests}, tmp_path / "bin", vocab=PIECES)
 
-    names = ["train", "valid", "test", "test1"]
-    assert list(binarised) == names
-    assert [path.name for path in binarised.values()] == names
-    assert len((tmp_path / "bin" / "text" / "test1.qab").read_text().splitlines()) == SIZES["valid"]
-    for name in ("valid", "test1"):
-        raw = read_text_pairs(tmp_path / "bin" / "raw" / name)
-        assert raw == read_text_pairs(text_prefixes["valid"])
+    assert list(binarised) == ["train", "valid", "test", "test1"]
+    assert [prefix.name for prefix in binarised.values()] == ["train", "valid", "test", "test1"]
+    in_pieces = (tmp_path / "bin" / "text" / "test1.qab").read_text().splitlines()
+    assert len(in_pieces) == SIZES["valid"]
+    assert read_text_pairs(tmp_path / "bin" / "raw" / "test1") == read_text_pairs(text_prefixes["valid"])
 
 
-@pytest.fixture(params=(1, 3))
+class Binarised(NamedTuple):
+    """Folder of binarised data, and the counts that binarise returns of them."""
+
+    folder: Path
+    counts: dict
+
+
+@pytest.fixture(params=(1, 3), ids=("one process", "three processes"))
 def binarised_with_dictionary(request, tmp_path, monkeypatch):
-    """Provide (folder, counts) of text binarised by one or three processes with a dictionary of a and b alone."""
+    """Provide the Binarised of 24 sentences in pieces, with a dictionary of a and b alone.
+
+    The sentences are "a b", "<unk> x", "", "a b c" with odd white space, and 20 times "a".
+    """
     monkeypatch.setattr(lines, "CHUNK", 3)
     (tmp_path / "text").write_text("a b\n<unk> x\n\n\u2028 a\rb c\n" + "a\n" * 20)
     (tmp_path / "dict").write_text("a 1\nb 1\n")
     dest = tmp_path / "binarised"
     dest.mkdir()
-    counts = binarise(None, {"valid": tmp_path / "text"}, dest, request.param, tmp_path / "dict")
-    return dest, counts
+    counts = binarise(None, {"valid": tmp_path / "text"}, dest, workers=request.param, dictionary=tmp_path / "dict")
+    return Binarised(dest, counts)
 
 
 def test_pieces_outside_a_given_dictionary_are_counted(binarised_with_dictionary):
-    """The piece <unk> is in every dictionary; the percentage is of pieces and the ends of the 24 sentences."""
-    _, counts = binarised_with_dictionary
+    """Those are x and c, for <unk> is in every dictionary.
 
-    expected = {"sentences": 24, "pieces": 27, "unknown": 3.92}  # 2 of 51
-    assert counts["text"]["valid"]["text"] == expected
+    The percentage is that of the numbers in the data, one for each piece and for the end of each sentence.
+    """
+    pieces = 2 + 2 + 0 + 3 + 20
+    unknown = round(100 * 2 / (pieces + 24), 2)
+
+    counts = binarised_with_dictionary.counts["text"]["valid"]["text"]
+
+    assert counts == {"sentences": 24, "pieces": pieces, "unknown": unknown}
 
 
 def test_pieces_outside_a_given_dictionary_have_the_number_of_unk(binarised_with_dictionary):
-    """The numbers: 2 ends a sentence, 3 is <unk>, 4 is a and 5 is b."""
-    dest, _ = binarised_with_dictionary
+    binarised = data_utils.load_indexed_dataset(str(binarised_with_dictionary.folder / "valid"))
+    sentences = [numbers.tolist() for numbers in binarised]
 
-    numbers = [row.tolist() for row in data_utils.load_indexed_dataset(str(dest / "valid"))]
-    assert numbers[:4] == [[4, 5, 2], [3, 3, 2], [2], [4, 5, 3, 2]]
-    assert numbers[4:] == [[4, 2]] * 20
+    # 2 is </s>, at the end of each sentence, 3 is <unk>, 4 is a and 5 is b
+    assert sentences[:4] == [[4, 5, 2], [3, 3, 2], [2], [4, 5, 3, 2]]
+    assert sentences[4:] == [[4, 2]] * 20
 
 
 def test_the_data_have_the_bytes_of_fairseq_preprocess(data, tmp_path):

@@ -1,4 +1,9 @@
-"""Tests that text comes from pipes and standard input wherever it comes from files."""
+"""Tests that text is read from pipes and standard input wherever it is read from files.
+
+A pipe gives its content once. The path STDIN, "-", stands for standard input.
+"""
+
+from __future__ import annotations
 
 import io
 import sys
@@ -15,14 +20,21 @@ from deepnet_fairseq.tools.verify.reading import read_names
 from ..support.corpora import SPLITS
 from ..support.errors import assert_refused, refused
 from ..support.pipes import fill_pipe, filled_pipes
-from ..support.translated import random_sentences, with_wrong_words, write_generated
+from ..support.translated import as_lines, random_sentences, with_wrong_words, write_generated
 
 
 @pytest.fixture
 def make_pipe(tmp_path):
-    """Provide a function that makes a named pipe of a text; the text must have been read at the end."""
-    with filled_pipes() as make:
-        yield lambda text, name="pipe": make(tmp_path / name, text.encode())
+    """Provide a function that makes a named pipe with a text in it, and returns its path.
+
+    The test fails if the text has not been read at its end.
+    """
+    with filled_pipes() as make_filled:
+
+        def make(text, name="pipe"):
+            return make_filled(tmp_path / name, text.encode())
+
+        yield make
 
 
 @pytest.fixture
@@ -37,7 +49,7 @@ def fill_stdin(monkeypatch):
 
 @pytest.fixture(params=["file", "pipe", "standard input"])
 def make_source(request, tmp_path, make_pipe, fill_stdin):
-    """Provide a function that puts text where it can be read, and returns the path to give."""
+    """Provide a function that puts a text into a file, a pipe or standard input, and returns the path to read it."""
 
     def make(text: str):
         if request.param == "pipe":
@@ -51,7 +63,7 @@ def make_source(request, tmp_path, make_pipe, fill_stdin):
     return make
 
 
-TEXT = "eins zwei\n\ndrei\rvier\nohne Ende"
+TEXT = "eins zwei\n\ndrei\rvier\nohne Ende"  # the last line does not end
 
 
 def test_lines_end_at_line_feeds_alone_wherever_they_come_from(make_source):
@@ -69,13 +81,13 @@ def test_standard_input_stays_open(fill_stdin):
     assert not sys.stdin.buffer.closed
 
 
-def test_what_can_be_read_once_can_be_read_again_in_a_copy(make_source):
+def test_text_from_anywhere_can_be_read_twice_by_rereadable(make_source):
     with rereadable(make_source("a\nb\n")) as path:
         assert list(read_lines(path)) == ["a", "b"]
         assert list(read_lines(path)) == ["a", "b"]
 
 
-def test_a_file_is_read_again_without_a_copy(tmp_path):
+def test_rereadable_makes_no_copy_of_a_file(tmp_path):
     (tmp_path / "file").write_text("a\nb\n")
 
     with rereadable(tmp_path / "file") as path:
@@ -83,14 +95,15 @@ def test_a_file_is_read_again_without_a_copy(tmp_path):
 
 
 @pytest.mark.parametrize("make_source", ["pipe", "standard input"], indirect=True)
-def test_the_copy_of_what_can_be_read_once_is_removed(make_source):
+def test_the_copy_of_a_pipe_or_standard_input_is_removed(make_source):
     with rereadable(make_source("a\nb\n")) as copy:
         assert copy.exists()
 
     assert not copy.exists()
 
 
-def test_a_mistake_in_a_copy_names_the_pipe(make_pipe):
+def test_an_error_about_the_copy_of_a_pipe_names_the_pipe(make_pipe):
+    """The user does not know the copy."""
     pipe = make_pipe("a\n")
 
     with refused(f"{pipe}, line 2") as caught, rereadable(pipe) as copy:
@@ -99,8 +112,8 @@ def test_a_mistake_in_a_copy_names_the_pipe(make_pipe):
     assert caught.value.way_out == "is odd"
 
 
-@pytest.mark.parametrize("name", [".", "none"], ids=["a folder", "nothing"])
-def test_what_is_no_file_or_pipe_is_refused(name, tmp_path):
+@pytest.mark.parametrize("name", [".", "none"], ids=["a folder", "a missing file"])
+def test_a_folder_or_a_missing_file_cannot_be_read(name, tmp_path):
     with refused(tmp_path / name):
         check_readable(tmp_path / name)
 
@@ -114,43 +127,51 @@ def test_standard_input_that_is_closed_is_refused(monkeypatch):
 
 @pytest.fixture
 def generated_output(tmp_path):
-    """Provide a file with the log of fairseq-generate and its output behind, as a terminal shows them."""
+    """Provide the file o.txt with the log of fairseq-generate and its output behind, as a terminal shows them.
+
+    Of the words of the 30 translations a fifth are wrong.
+    """
     references = random_sentences(30)
-    file = write_generated(tmp_path / "o.txt", with_wrong_words(references, 0.2), references, "de-en", seconds=2.5)
-    file.write_text((tmp_path / "o.log").read_text() + file.read_text())
+    translations = with_wrong_words(references, rate=0.2)
+    file = write_generated(tmp_path / "o.txt", translations, references, direction="de-en", seconds=2.5)
+    log = (tmp_path / "o.log").read_text()
+    file.write_text(log + file.read_text())
     return file
 
 
-def test_the_scores_of_an_output_are_those_of_its_file(generated_output, make_source):
-    wanted = score(generated_output)
+def test_scores_of_an_output_are_the_same_wherever_it_is_read_from(generated_output, make_source):
+    of_file = score(generated_output)
 
     scores = score(make_source(generated_output.read_text()))
 
-    assert wanted["generation"]["seconds"] == 2.5
-    assert scores == wanted
+    assert of_file["generation"]["seconds"] == 2.5  # of the log, which is read too
+    assert scores == of_file
 
 
-def test_an_output_from_a_pipe_is_compared_with_that_of_a_file(generated_output, make_pipe, tmp_path):
+def test_an_output_from_a_pipe_is_compared_with_that_of_a_file(generated_output, make_pipe):
     pipe = make_pipe(generated_output.read_text(), "system")
 
-    compared = significance(generated_output, [pipe])[None]
+    comparisons = significance(generated_output, [pipe])  # test set -> comparison
 
+    compared = comparisons[None]  # neither is in the folder of a named test set
     assert compared.systems == ["o.txt", str(pipe)]
     assert compared.results["BLEU"][1].p_value == 1  # both are the same
 
 
 def test_text_of_a_language_model_from_pipes_gives_the_data_of_files(tmp_path, make_pipe, fill_stdin):
-    """`deepnet prepare lm` reads each pipe once."""
-    texts = {split: "".join(f"{line}\n" for line in random_sentences(300, seed)) for seed, split in enumerate(SPLITS)}
-    for split, text in texts.items():
-        (tmp_path / split).write_text(text)
+    """The training text comes from standard input, the others from pipes."""
+    texts = {}
+    for seed, split in enumerate(SPLITS):
+        texts[split] = as_lines(random_sentences(300, seed))
+        (tmp_path / split).write_text(texts[split])
     files = [str(tmp_path / split) for split in SPLITS]
     flags = ["--vocab", "60", "--workers", "1"]
     main(["prepare", "lm", *files, str(tmp_path / "of_files"), *flags])
 
     fill_stdin(texts["train"])
-    pipes = [str(make_pipe(texts[split], f"{split}.pipe")) for split in ("valid", "test")]
-    main(["prepare", "lm", "-", *pipes, str(tmp_path / "of_pipes"), *flags])
+    valid_pipe = make_pipe(texts["valid"], "valid.pipe")
+    test_pipe = make_pipe(texts["test"], "test.pipe")
+    main(["prepare", "lm", "-", str(valid_pipe), str(test_pipe), str(tmp_path / "of_pipes"), *flags])
 
     for split in SPLITS:
         of_files = (tmp_path / "of_files" / f"{split}.bin").read_bytes()
@@ -160,7 +181,7 @@ def test_text_of_a_language_model_from_pipes_gives_the_data_of_files(tmp_path, m
 def test_bad_text_from_a_pipe_is_refused_by_the_name_of_the_pipe(tmp_path):
     for split in ("valid", "test"):
         (tmp_path / split).write_text("fine\n")
-    fill_pipe(tmp_path / "bad", b"\xff\n")
+    fill_pipe(tmp_path / "bad", b"\xff\n")  # no UTF-8
 
     files = (tmp_path / "bad", tmp_path / "valid", tmp_path / "test")
     assert_refused(f"{tmp_path / 'bad'}, line 1", "prepare", "lm", *files, tmp_path / "new")
@@ -172,7 +193,7 @@ def test_rows_of_a_plan_come_from_a_pipe(make_pipe, capsys):
     assert "own-row" in capsys.readouterr().out
 
 
-def test_names_of_parameters_come_from_a_pipe(make_pipe):
-    rename = read_names(make_pipe('"^a" = "b"\n'))
+def test_patterns_that_rename_parameters_come_from_a_pipe(make_pipe):
+    rename = read_names(make_pipe('"^a" = "b"\n'))  # pattern = replacement
 
     assert rename("ab") == "bb"

@@ -1,4 +1,6 @@
-"""Tests of work on lines in several processes."""
+"""Tests of map_rows, which calls a function on lines in several processes, in chunks of lines.CHUNK lines."""
+
+from __future__ import annotations
 
 import os
 import signal
@@ -6,6 +8,7 @@ import time
 
 import pytest
 
+from deepnet_fairseq.data import lines as lines_module
 from deepnet_fairseq.data.lines import map_rows
 
 from ..faults.life import lives
@@ -13,7 +16,7 @@ from ..faults.life import lives
 
 @pytest.mark.parametrize("workers", (1, 3))
 def test_results_come_in_the_order_of_the_lines(workers):
-    lines = [f"line {number}" for number in range(12_345)]
+    lines = [f"line {number}" for number in range(12_345)]  # seven chunks, of which the last is shorter
 
     results = list(map_rows(str.upper, iter(lines), workers, "test"))
 
@@ -21,28 +24,33 @@ def test_results_come_in_the_order_of_the_lines(workers):
 
 
 def test_lines_are_read_as_their_results_are_needed():
+    """For the first ten results two processes read a few chunks of 2,000 lines, not the whole million."""
     read = 0
 
-    def count_lines():
+    def million_lines():
         nonlocal read
         while read < 1_000_000:
             read += 1
             yield "x"
 
-    results = map_rows(str.upper, count_lines(), 2, "test")
+    results = map_rows(str.upper, million_lines(), workers=2, label="test")
     first_ten = [next(results) for _ in range(10)]
+    results.close()
 
     assert first_ten == ["X"] * 10
     assert read < 50_000
-    results.close()
 
 
-def test_an_error_in_a_process_is_raised_here():
+def test_an_error_in_a_worker_process_is_raised_here(monkeypatch):
+    monkeypatch.setattr(lines_module, "CHUNK", 1)  # one chunk alone would be worked on in this process
+
     with pytest.raises(ZeroDivisionError):
-        list(map_rows(lambda line: 1 // int(line), ["1", "0"], 2, "test"))
+        list(map_rows(lambda line: 1 // int(line), ["1", "0"], workers=2, label="test"))
 
 
-def test_processes_end_with_the_one_that_started_them(tmp_path):
+def test_worker_processes_end_with_the_one_that_started_them(tmp_path):
+    """A child that maps lines in two processes is killed; they have written their numbers into tmp_path before."""
+
     def announce_and_sleep(line):
         (tmp_path / str(os.getpid())).touch()
         time.sleep(60)

@@ -1,6 +1,15 @@
-"""Tests that a step runs once, and again when its output is not whole or an earlier step changed."""
+"""Tests of the steps of a recipe, and of the folder that it claims.
+
+A step runs once, and again when its output is not whole, its settings changed, or an earlier step ran again. Its record
+is FOLDER/steps/NAME.json.
+"""
+
+from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,9 +24,10 @@ STEPS = ["write", "sort", "count"]
 
 
 class Program:
-    """Program of three steps: "write" makes a file, "sort" a folder of it, "count" a file of that.
+    """Program of three steps: "write" makes a file of words, "sort" a folder with their sorted lines, "count" a file.
 
-    words: what is written; made: the steps that the last call ran
+    words: what is written
+    made: the steps that the last call ran
     """
 
     def __init__(self, folder):
@@ -26,7 +36,10 @@ class Program:
         self.made = []
 
     def __call__(self, letter="x"):
-        """Run the steps; return what each of them has counted. letter: a setting of the first, put after each word."""
+        """Run the steps; return what each of them has counted.
+
+        letter: a setting of the first step, which puts it behind each word
+        """
         self.made = []
         steps = Steps(self.folder)
         return [
@@ -36,12 +49,14 @@ class Program:
         ]
 
     def write(self, letter):
+        """Write the words, each with the letter behind it, to the file text."""
         self.made.append("write")
         with whole(self.folder / "text") as part:
             part.write_text("\n".join(word + letter for word in self.words))
         return {"lines": len(self.words)}
 
     def sort(self):
+        """Write the lines of text, sorted, to sorted/deep/lines."""
         self.made.append("sort")
         lines = sorted((self.folder / "text").read_text().split("\n"))
         with whole(self.folder / "sorted") as part:
@@ -50,6 +65,7 @@ class Program:
         return {"lines": len(lines)}
 
     def count(self):
+        """Write the number of sorted lines to the file count."""
         self.made.append("count")
         lines = (self.folder / "sorted" / "deep" / "lines").read_text().split("\n")
         with whole(self.folder / "count") as part:
@@ -57,71 +73,92 @@ class Program:
         return {"lines": 1}
 
     def outputs(self):
-        """Return the content of the files but the records of steps."""
+        """Return path -> bytes of the files in the folder, without the records of steps."""
         return {name: content for name, content in files_in(self.folder).items() if not name.startswith("steps")}
 
 
 @pytest.fixture
 def program(tmp_path):
-    return Program(tmp_path / "a [b] *")  # a pattern would misread this path
+    """Provide a Program whose folder has a name that glob would take for a pattern."""
+    return Program(tmp_path / "a [b] *")
 
 
 def announced(capsys):
-    """Return the first three lines that were printed."""
+    """Return the lines by which the three steps were announced: the first three that were printed."""
     return capsys.readouterr().out.split("\n")[:3]
 
 
 def test_steps_are_run_in_order_and_announced(program, capsys):
-    assert program() == [{"lines": 2}, {"lines": 2}, {"lines": 1}]
+    counts = program()
 
+    assert counts == [{"lines": 2}, {"lines": 2}, {"lines": 1}]
     assert program.made == STEPS
     assert announced(capsys) == ["== write", "== sort", "== count"]
 
 
 def test_steps_that_are_done_are_not_run_again_and_give_their_earlier_counts(program, capsys):
-    first = program()
+    counts = program()
     capsys.readouterr()
 
-    assert program() == first
-
+    assert program() == counts
     assert program.made == []
-    assert announced(capsys) == [f"== {step}: done before" for step in STEPS]
+    for step, line in zip(STEPS, announced(capsys), strict=True):
+        assert line.startswith(f"== {step}: ")  # with a remark that it was done before
 
 
 def test_a_step_with_another_setting_is_run_again_and_all_after_it(program):
-    program()
+    program(letter="x")
 
-    program("y")
+    program(letter="y")
 
     assert program.made == STEPS
     assert program.outputs()["sorted/deep/lines"] == b"ay\nby"
 
 
-SPOILED = {  # what is wrong -> how to spoil the folder, steps that are run again
-    "a file cut off": (lambda folder: (folder / "text").write_text("bx"), ["write", "sort", "count"]),
-    "a file gone": (lambda folder: (folder / "sorted" / "deep" / "lines").unlink(), ["sort", "count"]),
-    "a file too many": (lambda folder: (folder / "sorted" / "more").write_text(""), ["sort", "count"]),
-    "a record gone": (lambda folder: (folder / "steps" / "sort.json").unlink(), ["sort", "count"]),
-    "a record torn": (lambda folder: (folder / "steps" / "count.json").write_text('{"asked": "'), ["count"]),
-    "a record of something else": (lambda folder: (folder / "steps" / "count.json").write_text("[1]"), ["count"]),
+class Spoilt(NamedTuple):
+    """Folder of finished steps in which something is not whole.
+
+    spoil: function that changes it. run_again: the steps that have to run again
+    """
+
+    spoil: Callable[[Path], object]
+    run_again: list[str]
+
+
+def writer_of(name, content):
+    """Return a function that writes a file of a folder."""
+    return lambda folder: (folder / name).write_text(content)
+
+
+def remover_of(name):
+    """Return a function that removes a file of a folder."""
+    return lambda folder: (folder / name).unlink()
+
+
+SPOILT = {
+    "a file cut off": Spoilt(writer_of("text", "bx"), ["write", "sort", "count"]),
+    "a file gone": Spoilt(remover_of("sorted/deep/lines"), ["sort", "count"]),
+    "a file too many": Spoilt(writer_of("sorted/more", ""), ["sort", "count"]),
+    "a record gone": Spoilt(remover_of("steps/sort.json"), ["sort", "count"]),
+    "a record cut off": Spoilt(writer_of("steps/count.json", '{"asked": "'), ["count"]),
+    "a record of something else": Spoilt(writer_of("steps/count.json", "[1]"), ["count"]),
 }
 
 
-@pytest.mark.parametrize("kind", SPOILED)
+@pytest.mark.parametrize("kind", SPOILT)
 def test_a_step_whose_output_is_not_whole_is_run_again_and_all_after_it(kind, program):
-    spoil, run_again = SPOILED[kind]
     program()
     before = program.outputs()
 
-    spoil(program.folder)
+    SPOILT[kind].spoil(program.folder)
     program()
 
-    assert program.made == run_again
+    assert program.made == SPOILT[kind].run_again
     assert program.outputs() == before
 
 
-def test_a_step_that_fails_leaves_nothing(program):
-    program.words = None  # which cannot be written
+def test_a_step_that_fails_leaves_no_output(program):
+    program.words = None  # it cannot be written
 
     with pytest.raises(TypeError):
         program()
@@ -130,17 +167,18 @@ def test_a_step_that_fails_leaves_nothing(program):
 
 
 def test_what_a_killed_run_left_of_the_outputs_is_removed(program):
+    """Outputs are written as NAME.PROCESS.part at first, with the number of the process."""
     program.folder.mkdir()
     (program.folder / "text.123.part").write_text("half")
     (program.folder / "sorted.45.part").mkdir()
     (program.folder / "sorted.45.part" / "half").write_text("half")
-    (program.folder / "other.9.part").write_text("of something else")
-    (program.folder / "count").write_text("of unknown origin")
+    (program.folder / "other.9.part").write_text("no output of a step")
+    (program.folder / "count").write_text("without a record")
 
     program()
 
     assert program.outputs().keys() == {"text", "sorted/deep/lines", "count", "other.9.part"}
-    assert program.outputs()["count"] == b"2"
+    assert program.outputs()["count"] == b"2"  # made anew
 
 
 def test_a_step_that_does_not_make_its_output_is_an_error_and_not_recorded(tmp_path):
@@ -150,7 +188,8 @@ def test_a_step_that_does_not_make_its_output_is_an_error_and_not_recorded(tmp_p
     assert not list(tmp_path.glob("steps/*"))
 
 
-def test_a_step_that_keeps_what_is_there_goes_on_with_it(tmp_path):
+def test_a_step_may_go_on_with_what_is_there(tmp_path):
+    """By default an output without a record is removed before the step runs; with keep=True it stays."""
     download = tmp_path / "download"
     download.write_text("half")
 
@@ -163,7 +202,7 @@ def test_a_step_that_keeps_what_is_there_goes_on_with_it(tmp_path):
     assert download.read_text() == "half and half"
 
 
-def test_a_link_is_removed_and_not_its_target(tmp_path):
+def test_of_a_link_the_target_is_not_removed(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "mine")
 
@@ -174,12 +213,12 @@ def test_a_link_is_removed_and_not_its_target(tmp_path):
 
 
 def claim(folder, corpus="iwslt14_de_en"):
-    """Write a file of a corpus into its folder."""
+    """Write a file into a folder that a recipe fills; corpus: name of the recipe."""
     with claimed(folder, corpus):
         (folder / "file").touch()
 
 
-def test_a_folder_is_claimed_by_one_corpus_again_and_again(tmp_path):
+def test_a_folder_can_be_claimed_again_by_the_same_corpus(tmp_path):
     claim(tmp_path / "new")
     claim(tmp_path / "new")
 

@@ -1,4 +1,10 @@
-"""Tests that data of another vocabulary than a checkpoint's are refused wherever the two meet."""
+"""Tests that data of another vocabulary than a checkpoint's are refused wherever the two meet.
+
+A vocabulary is the dictionaries of source and target, and the file that cut the text into pieces, spm.model or BPE
+codes. Checkpoints hold digests (hashes) of them. The data of a checkpoint's run are those that it was trained on.
+"""
+
+from __future__ import annotations
 
 import argparse
 import logging
@@ -19,7 +25,7 @@ from deepnet_fairseq.tools import averaging, translation
 from deepnet_fairseq.tools.export.served import serve
 from deepnet_fairseq.tools.export.transformer import fold_checkpoint, write_transformer
 
-from ..golden.training import MANY
+from ..golden.training import MULTILINGUAL_TASK
 from ..support import ranks
 from ..support.errors import refused
 from ..support.helpers import USER_DIR, run
@@ -40,40 +46,51 @@ ENCODER = ("--encoder-layers", "2", "--encoder-embed-dim", "16")
 DECODER = ("--decoder-layers", "2", "--decoder-embed-dim", "16")
 PAIR = ("--arch", "deepnet_transformer_tiny", "--share-all-embeddings", *ENCODER, *DECODER)
 TEXT = ("--tokens-per-sample", "32", "--criterion")
+MANY_DATA, *MANY_FLAGS = MULTILINGUAL_TASK  # binarised data de-en without spm.model, and the flags of their task
 KINDS = {  # kind of model, by its task -> flags
     "translation": PAIR,
-    "translation_multi_simple_epoch": (*PAIR, *MANY[1:-1]),
+    "translation_multi_simple_epoch": (*PAIR, *MANY_FLAGS),
     "language_modeling": ("--task", "language_modeling", "--arch", "deepnet_lm", *DECODER, *TEXT, "cross_entropy"),
     "masked_lm": ("--task", "masked_lm", "--arch", "deepnet_masked_lm", *ENCODER, *TEXT, "masked_lm"),
 }
-WITH_PIECES = ("translation", "language_modeling", "masked_lm")  # their data hold the model that cut the text
+WITH_PIECES = ("translation", "language_modeling", "masked_lm")  # kinds whose data have an spm.model
 OTHER_DICTIONARIES = {"other symbols": renamed, "another order": reordered, "more symbols": longer}
 register()
 
 
 class Trained:
-    """A model, its data, and its checkpoint `path` of a training that has made no update."""
+    """A model, its data, and its checkpoint `path` of a training that has made no update.
+
+    kind: one of KINDS
+    folder: of data, their changed copies, and the run
+    data: binarised data of the run
+    flags: of the training
+    """
 
     def __init__(self, kind: str, data: Path, folder: Path):
+        """Make the data, the model and its checkpoint in `folder`; data: a translator's, with a dictionary for both."""
         self.kind = kind
         self.folder = folder
         self.flags = KINDS[kind]
         if kind == "translation":
             self.data = copy_data(data, folder / "data")
         elif kind == "translation_multi_simple_epoch":
-            self.data = copy_data(MANY[0], folder / "data")
+            self.data = copy_data(MANY_DATA, folder / "data")
         else:
             self.data = plain_text(data, folder / "data")
         self.path = folder / "run" / "checkpoint_last.pt"
         self.model = save_start(self.path, self.data, *self.flags).get_model()
 
     def copy_of_data(self, name: str, change=None, pieces: bytes | None = None) -> Path:
-        """Return a copy of the data, with a changed dictionary or other pieces; made at the first call of its name."""
+        """Return a copy of the data, with changed dictionaries or another spm.model; made at its name's first call.
+
+        change: function that changes the lines of a dictionary; pieces: bytes of the other spm.model
+        """
         folder = self.folder / name.replace(" ", "-")
         return folder if folder.exists() else copy_data(self.data, folder, change, pieces)
 
     def data_with(self, change: str) -> Path:
-        """Return a copy of the data with one of OTHER_DICTIONARIES."""
+        """Return a copy of the data with another dictionary; change: one of OTHER_DICTIONARIES."""
         return self.copy_of_data(change, OTHER_DICTIONARIES[change])
 
     def new_trainer(self, data: Path, *flags: str):
@@ -87,14 +104,14 @@ class Trained:
         return trainer
 
     def use(self, path: Path, data: Path) -> None:
-        """Load a checkpoint as fairseq-generate, fairseq-validate and the hub's interface do."""
+        """Load a checkpoint with data as fairseq-generate, fairseq-validate and the hub's interface do."""
         languages = {"source_lang": "de", "target_lang": "en"} if "multi" in self.kind else {}
         checkpoint_utils.load_model_ensemble_and_task([str(path)], {"data": str(data)} | languages)
 
 
 @pytest.fixture(scope="module")
 def trained_as(data, tmp_path_factory) -> Callable[[str], Trained]:
-    """Provide a function that returns the Trained of a kind, made when it is asked for first."""
+    """Provide a function that returns the Trained of a kind, one of KINDS, made when it is asked for first."""
     known: dict[str, Trained] = {}
 
     def of_kind(kind: str) -> Trained:
@@ -107,7 +124,7 @@ def trained_as(data, tmp_path_factory) -> Callable[[str], Trained]:
 
 @pytest.fixture
 def vocabulary_warnings(caplog, monkeypatch) -> Callable[[], list[str]]:
-    """Provide a function that returns what has been warned of about vocabularies."""
+    """Provide a function that returns the warnings about vocabularies that the package has logged."""
     monkeypatch.setattr(logging.getLogger("deepnet_fairseq"), "propagate", True)  # programs turn it off
 
     def read() -> list[str]:
@@ -131,9 +148,19 @@ def vocabulary_refused(subject: object, *facts: object) -> Iterator[None]:
         assert str(fact) in line
 
 
+def letters_and_numbers(lines: int) -> list[str]:
+    """Return lines of two letters and a number, as "ab 12", to learn a SentencePiece model from."""
+    text = []
+    for number in range(lines):
+        first = "abcdefg"[number % 7]
+        second = "abcde"[number % 5]
+        text.append(f"{first}{second} {number}")
+    return text
+
+
 def other_pieces() -> bytes:
     """Return a SentencePiece model of other text than that of the data."""
-    return sentencepiece_model([f"{chr(97 + n % 7)}{chr(97 + n % 5)} {n}" for n in range(200)], 40)
+    return sentencepiece_model(letters_and_numbers(200), vocab=40)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,8 +175,8 @@ def test_a_training_on_data_with_another_dictionary_is_refused(trained_as, kind,
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", OTHER_DICTIONARIES)
-def test_a_use_with_data_with_another_dictionary_is_refused(trained_as, kind, change):
-    """The line names the data of the model's own run."""
+def test_a_checkpoint_with_data_of_another_dictionary_is_refused(trained_as, kind, change):
+    """The refusal names the data of its run, which would do."""
     trained = trained_as(kind)
     other = trained.data_with(change)
 
@@ -157,64 +184,65 @@ def test_a_use_with_data_with_another_dictionary_is_refused(trained_as, kind, ch
         trained.use(trained.path, other)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("same", ["own data", "a copy", "other counts"])
-def test_the_same_vocabulary_is_taken(trained_as, kind, same, vocabulary_warnings):
-    """Where the data lie and how often a symbol occurs is no part of it; masks and tags come as they came."""
-    trained = trained_as(kind)
-    data = {
-        "own data": lambda: trained.data,
-        "a copy": lambda: trained.copy_of_data("copy"),
-        "other counts": lambda: trained.copy_of_data("counts", recounted),
-    }[same]()
+SAME_VOCABULARY = {  # data with the vocabulary of a Trained -> how to get them
+    "own data": lambda trained: trained.data,
+    "a copy": lambda trained: trained.copy_of_data("copy"),
+    "other counts": lambda trained: trained.copy_of_data("counts", recounted),  # how often symbols occur
+}
+load_to_train_or_use = pytest.mark.parametrize("load", [Trained.start_from, Trained.use], ids=["train", "use"])
 
-    trained.start_from(trained.path, data)
-    trained.use(trained.path, data)
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("same", SAME_VOCABULARY)
+@load_to_train_or_use
+def test_the_same_vocabulary_is_taken(load, trained_as, kind, same, vocabulary_warnings):
+    trained = trained_as(kind)
+    data = SAME_VOCABULARY[same](trained)
+
+    load(trained, trained.path, data)
 
     assert vocabulary_warnings() == []
 
 
 @pytest.mark.parametrize("kind", WITH_PIECES)
-def test_text_that_other_pieces_have_cut_is_refused(trained_as, kind):
-    """The dictionary is the same, and the text was cut by another SentencePiece model."""
+@load_to_train_or_use
+def test_text_that_another_sentencepiece_model_has_cut_is_refused(load, trained_as, kind):
+    """The dictionary is the same."""
     trained = trained_as(kind)
-    assert digests.cutting_files(str(trained.data))
     other = trained.copy_of_data("pieces", pieces=other_pieces())
 
     with vocabulary_refused(trained.path, "pieces"):
-        trained.start_from(trained.path, other)
-    with vocabulary_refused(trained.path, "pieces"):
-        trained.use(trained.path, other)
+        load(trained, trained.path, other)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_text_that_was_cut_by_unknown_means_is_taken(trained_as, kind):
+@pytest.mark.parametrize("kind", WITH_PIECES)
+def test_text_that_was_cut_by_unknown_means_is_taken(trained_as, kind, tmp_path):
+    """The dictionary is the same, and there is no spm.model beside the data."""
     trained = trained_as(kind)
-    unknown = trained.copy_of_data("no pieces")
-    (unknown / "spm.model").unlink(missing_ok=True)
+    unknown = copy_data(trained.data, tmp_path / "no pieces")
+    (unknown / "spm.model").unlink()
 
     trained.start_from(trained.path, unknown)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_without_digests_is_compared_by_its_run_s_data(trained_as, kind, tmp_path):
+@load_to_train_or_use
+def test_a_checkpoint_without_digests_is_compared_by_the_data_of_its_run(load, trained_as, kind, tmp_path):
     trained = trained_as(kind)
     old = without_digests(trained.path, tmp_path / "old.pt")
     other = trained.data_with("another order")
 
     with vocabulary_refused(old, other):
-        trained.start_from(old, other)
-    with vocabulary_refused(old, other):
-        trained.use(old, other)
+        load(trained, old, other)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_without_digests_takes_its_own_vocabulary(trained_as, kind, vocabulary_warnings, tmp_path):
+@pytest.mark.parametrize("same", ["own data", "a copy"])
+def test_a_checkpoint_without_digests_takes_its_own_vocabulary(trained_as, kind, same, vocabulary_warnings, tmp_path):
     trained = trained_as(kind)
     old = without_digests(trained.path, tmp_path / "old.pt")
 
-    trained.start_from(old, trained.data)
-    trained.use(old, trained.copy_of_data("copy"))
+    trained.start_from(old, SAME_VOCABULARY[same](trained))
 
     assert vocabulary_warnings() == []
 
@@ -228,9 +256,9 @@ def test_a_checkpoint_that_cannot_be_compared_gives_one_warning(trained_as, kind
 
     trained.start_from(old, trained.data_with("another order"))
 
-    (line,) = vocabulary_warnings()
-    assert str(old) in line
-    assert str(gone) in line
+    (warning,) = vocabulary_warnings()
+    assert str(old) in warning
+    assert str(gone) in warning
 
 
 def test_translating_with_the_data_of_another_vocabulary_is_refused(trained_as):
@@ -241,7 +269,7 @@ def test_translating_with_the_data_of_another_vocabulary_is_refused(trained_as):
         translation.load(str(trained.path), data=str(other))
 
 
-def test_translating_with_other_pieces_is_refused(trained_as, tmp_path):
+def test_translating_with_another_sentencepiece_model_is_refused(trained_as, tmp_path):
     trained = trained_as("translation")
     subwords = tmp_path / "spm.model"
     subwords.write_bytes(other_pieces())
@@ -257,21 +285,32 @@ def test_exporting_with_the_data_of_another_vocabulary_is_refused(trained_as, ki
     folded = fold_checkpoint(str(trained.path))
 
     with vocabulary_refused(trained.path, f"--data {other}"):
-        serve(folded, str(other), None)
+        serve(folded, data=str(other), subwords=None)
 
 
-def test_exporting_with_the_model_s_own_data_or_pieces_is_possible(trained_as):
+def test_exporting_with_a_copy_of_the_model_s_data_is_possible(trained_as):
     trained = trained_as("translation")
     folded = fold_checkpoint(str(trained.path))
 
-    assert serve(folded, str(trained.copy_of_data("copy")), None).text is not None
-    assert serve(folded, None, str(trained.data / "spm.model")).text is not None
+    served = serve(folded, data=str(trained.copy_of_data("copy")), subwords=None)
+
+    assert served.text is not None
 
 
-def test_a_model_of_fairseq_that_was_exported_keeps_its_vocabulary(trained_as, tmp_path):
+def test_exporting_with_the_model_s_own_sentencepiece_model_is_possible(trained_as):
+    trained = trained_as("translation")
+    folded = fold_checkpoint(str(trained.path))
+
+    served = serve(folded, data=None, subwords=str(trained.data / "spm.model"))
+
+    assert served.text is not None
+
+
+def test_an_export_to_fairseq_s_transformer_keeps_the_vocabulary(trained_as, tmp_path):
     trained = trained_as("translation")
     other = trained.data_with("another order")
     exported = tmp_path / "plain.pt"
+
     write_transformer(fold_checkpoint(str(trained.path)), exported, half=False)
 
     with vocabulary_refused(exported, other):
@@ -279,17 +318,18 @@ def test_a_model_of_fairseq_that_was_exported_keeps_its_vocabulary(trained_as, t
 
 
 def test_the_average_of_checkpoints_keeps_their_vocabulary(trained_as, tmp_path):
-    """One of them having digests is enough."""
+    """It has the digests if one of the checkpoints has them."""
     trained = trained_as("translation")
     old = without_digests(trained.path, tmp_path / "old.pt")
 
     averaging.average([old, trained.path], tmp_path / "mean.pt")
 
-    own = torch.load(trained.path)["task_state"][digests.KEY]
-    assert torch.load(tmp_path / "mean.pt")["task_state"] == {digests.KEY: own}
+    of_checkpoint = torch.load(trained.path)["task_state"][digests.KEY]
+    of_average = torch.load(tmp_path / "mean.pt")["task_state"]
+    assert of_average == {digests.KEY: of_checkpoint}
 
 
-def test_the_average_of_checkpoints_without_digests_has_none(trained_as, tmp_path):
+def test_the_average_of_checkpoints_without_digests_has_no_digests(trained_as, tmp_path):
     old = without_digests(trained_as("translation").path, tmp_path / "old.pt")
 
     averaging.average([old, old], tmp_path / "mean.pt")
@@ -309,33 +349,51 @@ def test_averaging_checkpoints_of_two_vocabularies_is_refused(trained_as, tmp_pa
 
 
 def rows_of_symbols(data: Path) -> dict[str, int]:
-    """Return symbol -> row of the embedding of a model of these data, without masks and tags."""
-    first_dictionary = sorted(data.glob("dict*.txt"))[0]
+    """Return symbol -> its row in the embeddings of a model of these data.
+
+    A mask and tags of languages, which tasks add behind the symbols of the dictionary, are left out.
+    """
+    first_dictionary = sorted(data.glob("dict*.txt"))[0]  # the others are the same
     lines = first_dictionary.read_text(encoding="utf-8").splitlines()
     symbols = ["<s>", "<pad>", "</s>", "<unk>", *(line.rsplit(" ", 1)[0] for line in lines)]
     return {symbol: row for row, symbol in enumerate(symbols)}
 
 
+def with_other_weights(trained: Trained, path: Path) -> Path:
+    """Write a copy of a checkpoint to `path` in which every parameter is 1 more; return `path`.
+
+    The parameters of a new training are drawn with the seed of the checkpoint's own, which would hide what is loaded.
+    """
+    state = torch.load(trained.path)
+    buffers = dict(trained.model.named_buffers())
+    for name, values in state["model"].items():
+        if name not in buffers:
+            state["model"][name] = values + 1
+    torch.save(state, path)
+    return path
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", OTHER_DICTIONARIES)
-def test_a_new_vocabulary_keeps_the_embeddings_of_common_symbols(trained_as, kind, change):
-    """--new-vocabulary moves rows to their symbols; other symbols start as drawn, all else is the checkpoint's."""
+def test_a_new_vocabulary_keeps_the_embeddings_of_common_symbols(trained_as, kind, change, tmp_path):
+    """Rows of embeddings move to their symbols; rows of other symbols are as drawn, all else is the checkpoint's."""
     trained = trained_as(kind)
     other = trained.data_with(change)
-    saved = trained.model.state_dict()
-    drawn = trained.new_trainer(other).get_model().state_dict()
+    checkpoint = with_other_weights(trained, tmp_path / "checkpoint.pt")
+    saved = torch.load(checkpoint)["model"]
+    drawn = trained.new_trainer(other).get_model().state_dict()  # the seed is always the same
 
-    started = trained.start_from(trained.path, other, "--new-vocabulary").get_model().state_dict()
+    started = trained.start_from(checkpoint, other, "--new-vocabulary").get_model().state_dict()
 
-    with_rows = started.keys() & vocabulary.BY_SYMBOL.keys()
-    assert with_rows
-    for name in started.keys() - with_rows:
+    embeddings = started.keys() & vocabulary.BY_SYMBOL.keys()  # and what else has a row for each symbol
+    assert embeddings
+    for name in started.keys() - embeddings:
         assert torch.equal(started[name], saved[name]), name
 
-    row_before = rows_of_symbols(trained.data)
-    for name in with_rows:
+    rows_before = rows_of_symbols(trained.data)
+    for name in embeddings:
         for symbol, row in rows_of_symbols(other).items():
-            expected = saved[name][row_before[symbol]] if symbol in row_before else drawn[name][row]
+            expected = saved[name][rows_before[symbol]] if symbol in rows_before else drawn[name][row]
             assert torch.equal(started[name][row], expected), (name, symbol)
 
 
@@ -346,40 +404,47 @@ def test_a_new_vocabulary_does_not_go_with_an_old_optimiser_s_state(trained_as):
     with vocabulary_refused("--new-vocabulary", "--reset-optimizer"):
         trainer.load_checkpoint(str(trained.path))
 
-    assert trainer.get_model().rows is None
+    assert trainer.get_model().rows is None  # a later load moves no rows
 
 
 def test_a_new_vocabulary_does_not_go_with_averaged_weights(trained_as):
     trained = trained_as("translation")
+    other = trained.data_with("another order")
 
     with vocabulary_refused("--new-vocabulary", "--store-ema"):
-        trained.start_from(trained.path, trained.data_with("another order"), "--new-vocabulary", "--store-ema")
+        trained.start_from(trained.path, other, "--new-vocabulary", "--store-ema")
 
 
-def test_a_new_vocabulary_that_is_the_old_one_keeps_the_optimiser_s_state(trained_as):
+def test_new_vocabulary_needs_no_reset_optimizer_if_it_is_the_old_one(trained_as, tmp_path):
     trained = trained_as("translation")
+    checkpoint = with_other_weights(trained, tmp_path / "checkpoint.pt")
+    trainer = trained.new_trainer(trained.data, "--new-vocabulary")
 
-    trained.new_trainer(trained.data, "--new-vocabulary").load_checkpoint(str(trained.path))
+    trainer.load_checkpoint(str(checkpoint))  # with the optimiser's state
+
+    saved = torch.load(checkpoint)["model"]
+    started = trainer.get_model().state_dict()
+    assert torch.equal(started["encoder.embed_tokens.weight"], saved["encoder.embed_tokens.weight"])
 
 
 def test_a_new_vocabulary_keeps_no_embedding_if_the_old_data_are_gone(trained_as, tmp_path):
     trained = trained_as("translation")
     other = trained.data_with("another order")
-    state = torch.load(trained.path)
+    state = torch.load(with_other_weights(trained, tmp_path / "moved.pt"))
     state["cfg"]["task"]["data"] = str(tmp_path / "gone")
     torch.save(state, tmp_path / "moved.pt")
 
     started = trained.start_from(tmp_path / "moved.pt", other, "--new-vocabulary").get_model().state_dict()
 
-    drawn = trained.new_trainer(other).get_model().state_dict()
+    drawn = trained.new_trainer(other).get_model().state_dict()  # the seed is always the same
+    saved = state["model"]
     assert torch.equal(started["encoder.embed_tokens.weight"], drawn["encoder.embed_tokens.weight"])
-    saved = trained.model.state_dict()
     assert torch.equal(started["encoder.layers.0.fc1.weight"], saved["encoder.layers.0.fc1.weight"])
 
 
 @pytest.mark.parametrize(("part", "side"), [("encoder", "source"), ("decoder", "target")])
-def test_a_part_of_a_model_of_another_vocabulary_is_refused(trained_as, part, side):
-    """A part of a model is compared by the dictionary that it reads."""
+def test_a_pretrained_part_of_another_vocabulary_is_refused(trained_as, part, side):
+    """The encoder is compared by the source's dictionary, the decoder by the target's; fairseq loads either alone."""
     trained = trained_as("translation")
     model = trained.new_trainer(trained.data_with("another order")).get_model()
 
@@ -387,17 +452,25 @@ def test_a_part_of_a_model_of_another_vocabulary_is_refused(trained_as, part, si
         checkpoint_utils.load_pretrained_component_from_model(getattr(model, part), str(trained.path))
 
 
-def test_an_encoder_of_the_same_vocabulary_is_taken(trained_as):
+def test_a_pretrained_encoder_of_the_same_vocabulary_is_taken(trained_as, tmp_path):
     trained = trained_as("translation")
+    checkpoint = with_other_weights(trained, tmp_path / "checkpoint.pt")
+    encoder = trained.new_trainer(trained.data).get_model().encoder
 
-    checkpoint_utils.load_pretrained_component_from_model(trained.model.encoder, str(trained.path))
+    taken = checkpoint_utils.load_pretrained_component_from_model(encoder, str(checkpoint))
+
+    saved = torch.load(checkpoint)["model"]
+    assert torch.equal(taken.embed_tokens.weight, saved["encoder.embed_tokens.weight"])
 
 
 @pytest.fixture
 def generator_with(trained_as):
-    """Provide a function that builds a generator which adds the scores of a language model (--lm-path lm.pt)."""
-    translating = trained_as("translation")
-    trainer = translating.start_from(translating.path, translating.data)
+    """Provide a function that builds the generator of fairseq-generate --lm-path lm.pt for a given language model.
+
+    It adds the scores of the language model to those of the same symbols of a translator.
+    """
+    translator = trained_as("translation")
+    trainer = translator.start_from(translator.path, translator.data)
     flags = argparse.Namespace(lm_path="lm.pt", beam=2)
 
     def build(language_model):
@@ -408,87 +481,115 @@ def generator_with(trained_as):
 
 
 def test_a_language_model_of_another_vocabulary_is_refused_to_score(trained_as, generator_with):
-    """fairseq-generate --lm-path adds scores of the language model to those of the same symbols."""
-    scoring = trained_as("language_modeling")
-    other = scoring.new_trainer(scoring.data_with("another order")).get_model()
+    language_model = trained_as("language_modeling")
+    other = language_model.new_trainer(language_model.data_with("another order")).get_model()
 
     with vocabulary_refused("--lm-path lm.pt"):
         generator_with(other)
 
 
 def test_a_language_model_of_the_same_vocabulary_may_score(trained_as, generator_with):
-    generator_with(trained_as("language_modeling").model)
+    language_model = trained_as("language_modeling").model
+
+    generator = generator_with(language_model)
+
+    assert generator.lm_model is language_model
 
 
-def test_several_processes_refuse_another_vocabulary(trained_as, tmp_path):
-    """The first process reads the file, and all of them end with its line."""
+def test_all_processes_of_a_training_refuse_another_vocabulary(trained_as, tmp_path):
+    """The first of them reads the checkpoint for all."""
     trained = trained_as("translation")
     other = trained.data_with("another order")
     words = (other, *FLAGS, *trained.flags, "--max-update", "1", "--finetune-from-model", trained.path)
 
-    with pytest.raises(AssertionError, match="another dictionary"):
-        ranks.train(2, tmp_path / "log", *words, "--save-dir", tmp_path / "tuned")
+    ranks.train(2, tmp_path / "log", *words, "--save-dir", tmp_path / "tuned", check=False)
 
+    log = (tmp_path / "log").read_text()
+    assert log.count(f"fairseq-train: error: {trained.path}: ") == 2
     assert not list((tmp_path / "tuned").glob("*.pt"))
 
 
-PROGRAMS = ("fine-tuning", "resuming from a file", "resuming", "generate", "interactive", "validate")
+TRAIN = ("--max-update", "1")
+USE = ("--user-dir", USER_DIR, "--cpu")
+PROGRAMS = {  # what is done -> program, flags with {path} and {folder} of the checkpoint and {new}, another folder
+    "fine-tuning": ("fairseq-train", *TRAIN, "--finetune-from-model", "{path}", "--save-dir", "{new}"),
+    "resuming from a file": ("fairseq-train", *TRAIN, "--restore-file", "{path}", "--save-dir", "{new}"),
+    "resuming": ("fairseq-train", *TRAIN, "--save-dir", "{folder}"),
+    "generate": ("fairseq-generate", *USE, "--path", "{path}"),
+    "interactive": ("fairseq-interactive", *USE, "--path", "{path}"),
+    "validate": (
+        "fairseq-validate", *USE, "--path", "{path}", "--task", "translation", "--max-tokens", "600",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_fairseq_s_programs_refuse_another_vocabulary_in_one_line(trained_as, program, tmp_path):
-    """They end before anything is written."""
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_fairseq_s_programs_refuse_another_vocabulary_in_one_line(trained_as, name, tmp_path):
+    """They end before a checkpoint is written."""
     trained = trained_as("translation")
     other = trained.data_with("another order")
-    train = ("fairseq-train", other, *FLAGS, *trained.flags, "--max-update", "1")
-    use = (other, "--user-dir", USER_DIR, "--cpu", "--path", trained.path)
-    command = {
-        "fine-tuning": (*train, "--finetune-from-model", trained.path, "--save-dir", tmp_path / "tuned"),
-        "resuming from a file": (*train, "--restore-file", trained.path, "--save-dir", tmp_path / "tuned"),
-        "resuming": (*train, "--save-dir", trained.path.parent),
-        "generate": ("fairseq-generate", *use),
-        "interactive": ("fairseq-interactive", *use),
-        "validate": ("fairseq-validate", *use, "--task", "translation", "--max-tokens", "600"),
-    }[program]
+    program, *flags = PROGRAMS[name]
+    if program == "fairseq-train":
+        flags += [*FLAGS, *trained.flags]
+    places = {"path": trained.path, "folder": trained.path.parent, "new": tmp_path / "new"}
+    words = [str(flag).format(**places) for flag in flags]
+    saved = trained.path.read_bytes()
 
-    done = run(*command, check=False)
+    done = run(program, other, *words, check=False)
 
     assert done.returncode != 0
     last_line = done.stdout.strip().split("\n")[-1]
-    assert f"{command[0]}: error: {trained.path}: " in last_line
+    assert f"{program}: error: {trained.path}: " in last_line
     assert str(other) in last_line
-    assert not list((tmp_path / "tuned").glob("*.pt"))
+    assert trained.path.read_bytes() == saved
+    assert list(trained.path.parent.glob("*.pt")) == [trained.path]
+    assert not list((tmp_path / "new").glob("*.pt"))
 
 
-def digest_of_model(path: Path, text: list[str]) -> str | None:
-    """Write the SentencePiece model of a text; return its digest."""
-    path.write_bytes(sentencepiece_model(text, 40))
+def digest_of_pieces(path: Path, model: bytes) -> str | None:
+    """Write a SentencePiece model to a file; return its digest."""
+    path.write_bytes(model)
     return digests.of_cutting([path])
 
 
-def test_a_sentencepiece_model_s_digest_is_that_of_its_pieces(tmp_path):
-    """The same text gives the same digest each time, although SentencePiece's files differ; other text another."""
-    text = [f"{chr(97 + n % 7)}{chr(98 + n % 5)} {n}" for n in range(300)]
+def test_settings_of_sentencepiece_s_training_do_not_change_a_digest(tmp_path):
+    """A model records them, as the number of sentences at most; the pieces are the same."""
+    text = letters_and_numbers(300)
+    model = sentencepiece_model(text, vocab=40)
+    again = sentencepiece_model(text, vocab=40, input_sentence_size=1_000_000)
+    assert again != model
 
-    first = digest_of_model(tmp_path / "first", text)
-    again = digest_of_model(tmp_path / "again", text)
-    other = digest_of_model(tmp_path / "other", text[100:])
+    digest = digest_of_pieces(tmp_path / "model", model)
 
-    assert first is not None
-    assert first == again
-    assert first != other
+    assert digest is not None
+    assert digest_of_pieces(tmp_path / "again", again) == digest
 
 
-def test_the_digest_of_bpe_codes_is_that_of_their_merges(tmp_path):
+def test_sentencepiece_models_of_other_pieces_have_other_digests(tmp_path):
+    text = letters_and_numbers(300)
+    model = sentencepiece_model(text, vocab=40)
+    other = sentencepiece_model(text[100:], vocab=40)
+
+    digest = digest_of_pieces(tmp_path / "model", model)
+
+    assert digest_of_pieces(tmp_path / "other", other) != digest
+
+
+def test_the_digest_of_bpe_codes_changes_with_their_merges(tmp_path):
     codes = tmp_path / "codes"
     codes.write_text("#version: 0.2\ne n</w>\n")
-    first = digests.of_cutting([codes])
+    digest = digests.of_cutting([codes])
+
     codes.write_text("#version: 0.2\ne r</w>\n")
 
-    assert first is not None
-    assert digests.of_cutting([codes]) not in (None, first)
+    assert digest is not None
+    assert digests.of_cutting([codes]) is not None
+    assert digests.of_cutting([codes]) != digest
 
 
-def test_what_is_not_there_has_no_digest(tmp_path):
+def test_no_file_has_no_digest():
     assert digests.of_cutting([]) is None
+
+
+def test_a_missing_file_has_no_digest(tmp_path):
     assert digests.of_cutting([tmp_path / "missing"]) is None
