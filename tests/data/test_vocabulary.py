@@ -365,10 +365,8 @@ def with_other_weights(trained: Trained, path: Path) -> Path:
     The parameters of a new training are drawn with the seed of the checkpoint's own, which would hide what is loaded.
     """
     state = torch.load(trained.path)
-    buffers = dict(trained.model.named_buffers())
-    for name, values in state["model"].items():
-        if name not in buffers:
-            state["model"][name] = values + 1
+    for name, _ in trained.model.named_parameters(remove_duplicate=False):  # a shared one has several names
+        state["model"][name] = state["model"][name] + 1
     torch.save(state, path)
     return path
 
