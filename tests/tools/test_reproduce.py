@@ -1,4 +1,7 @@
-"""Tests of experiments as data, and of what `deepnet reproduce` makes of them; test_dry_runs.py has every command."""
+"""Tests of experiments as data, and of what `deepnet reproduce` makes of them; test_dry_runs.py has every command.
+
+An experiment is a file of study/experiments/, such as table1 for Table 1 of DeepNet; a row is one of its trainings.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,26 @@ every_experiment = pytest.mark.parametrize("name", experiments.names())
 
 
 @every_experiment
-def test_every_experiment_has_a_title_and_names_its_sources(name):
-    """Each has a title for --list, and the place in the paper of its flags and of its batch."""
+def test_every_experiment_has_a_title_and_the_source_of_its_flags(name):
+    """The title is for --list; the source is the place in the paper, as "DeepNet, Table 5"."""
     experiment = experiments.read_experiment(name)
-    with_a_batch = list(experiment.get("sizes", {}).values())
-    if experiment.get("batch"):
-        with_a_batch.append(experiment["batch"])
 
     assert experiment["title"]
     assert experiment["training"]["source"]
-    if experiment.get("machine") != "cpu":
-        assert with_a_batch
-    for content in with_a_batch:
-        assert content["source"]
+
+
+@every_experiment
+def test_every_batch_has_its_source(name):
+    """Language models have a batch for each size; small experiments, made for a CPU, have none of a paper."""
+    experiment = experiments.read_experiment(name)
+
+    batches = list(experiment.get("sizes", {}).values())
+    if experiment.get("batch"):
+        batches.append(experiment["batch"])
+
+    assert batches or experiment["machine"] == "cpu"
+    for batch in batches:
+        assert batch["source"]
 
 
 @every_experiment
@@ -53,6 +63,7 @@ def test_every_experiment_has_rows_of_different_names(name):
 
 @every_experiment
 def test_the_facts_of_a_row_are_those_of_its_flags(name):
+    """Facts are what reports know of a row; flags are fairseq-train's."""
     for row in experiments.read_experiment(name).rows(world=1):
         assert row.flags["method"] == row.method
         for stack in ("encoder", "decoder"):
@@ -87,7 +98,7 @@ def test_a_method_is_written_with_its_options_and_a_rate():
 
 @pytest.fixture
 def chosen_language_models():
-    """Provide an experiment of one size, two rates, and a method with a rate of its own beside one without."""
+    """Provide an experiment of one size and two rates, and of two methods, of which post_ln has a rate of its own."""
     return experiments.with_choices(
         experiments.read_experiment("normformer_clm"),
         methods=["deepnorm", "post_ln@2e-4"],
@@ -107,32 +118,41 @@ def test_a_batch_smaller_than_a_sample_is_refused(chosen_language_models):
 
     with refused("--max-tokens 1024") as caught:
         list(small_batch.rows(world=2))
-    assert "2048" in caught.value.way_out  # tokens of a sample
+    assert "2048" in caught.value.way_out  # tokens of a sample, as NormFormer has them
 
 
 def test_an_experiment_like_another_differs_in_its_own_values_alone():
+    """figure6.toml is like iwslt14_de_en.toml, whose rows it trains, but is reported otherwise."""
     base = experiments.read_experiment("iwslt14_de_en")
-    like = experiments.read_experiment("figure6")
+    figure = experiments.read_experiment("figure6")
 
-    assert like["training"] == base["training"]
-    assert like["end"] != base["end"]
+    keys = base.content.keys() | figure.content.keys()
+    differing = {key for key in keys if figure.get(key) != base.get(key)}
+
+    assert differing == {"title", "end", "table"}
 
 
 def test_a_recipe_has_values_of_its_own():
+    """DeepNMT's recipe for WMT-14 warms up for 4,000 updates, Admin's for 8,000."""
     usual = experiments.read_experiment("admin_wmt14")
-    recipe = experiments.read_experiment("admin_wmt14", "deepnmt")
+    recipe = experiments.read_experiment("admin_wmt14", recipe="deepnmt")
 
     assert usual["training"]["warmup-updates"] == 8000
     assert recipe["training"]["warmup-updates"] == 4000
 
 
 @pytest.mark.parametrize("world", [1, 8])
-@pytest.mark.parametrize(("name", "row_name", "tokens"), [
-    ("admin_wmt14_en_fr", "admin-60-12-seed1111", 5000 * 256), ("admin_wmt14_en_fr", "admin-6-6-seed1111", 8000 * 80),
-    ("figure7", "batch-256", 4096 * 256), ("table1", "admin-6-seed1", 4096 * 128),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "row_name", "tokens"),
+    [
+        ("admin_wmt14_en_fr", "admin-60-12-seed1111", 5000 * 256),  # Admin's repository
+        ("admin_wmt14_en_fr", "admin-6-6-seed1111", 8000 * 80),  # Admin's repository
+        ("figure7", "batch-256", 4096 * 256),  # DeepNet, Figure 7
+        ("table1", "admin-6-seed1", 4096 * 128),  # DeepNet, Table 5
+    ],
+)
 def test_an_update_has_the_papers_tokens_on_any_number_of_gpus(name, row_name, tokens, world):
-    """Also where one row of an experiment has a batch of its own."""
+    """Tokens: of a GPU's batch in the paper, times the number of such batches."""
     (row,) = [row for row in experiments.read_experiment(name).rows(world) if row.name == row_name]
 
     assert row.paper_tokens == tokens
@@ -155,18 +175,18 @@ def test_numbers_are_printed_as_papers_print_them(value, printed):
     ("more", "differing"),
     [
         ("--lr 2e-3", "--lr"),
-        ("--lr 0.001", None),
-        ("--update-freq 1 --distributed-world-size 8", None),
+        ("--lr 0.001", None),  # the number is the same
+        ("--update-freq 1 --distributed-world-size 8", None),  # 8 batches an update are the same as 1 on 8 processes
         ("--update-freq 4", "--update-freq"),
         ("--fp16", "--fp16"),
-        ("--user-dir elsewhere/mine", None),
-        ("--optimizer deepnet_adam", None),
+        ("--user-dir elsewhere/mine", None),  # it may have moved
+        ("--optimizer deepnet_adam", None),  # computes what adam does
         ("--optimizer radam", "--optimizer"),
         ("--share-all-embeddings", "--share-all-embeddings"),
     ],
 )
-def test_devices_and_memory_make_no_other_training_but_other_flags_do(more, differing):
-    """Devices, the split of a batch and memory do not; the last value of a flag counts."""
+def test_a_command_is_another_training_by_the_flag_that_changes_its_results(more, differing):
+    """more: flags added to a command, which replace its own; differing: the flag by which it is another training."""
     words = ["data", "--lr", "1e-3", "--optimizer", "adam", "--cpu", "--update-freq", "8", "--user-dir", "mine"]
 
     assert differing_flag(words, words + more.split()) == differing
@@ -178,39 +198,48 @@ def test_devices_and_memory_make_no_other_training_but_other_flags_do(more, diff
 @pytest.mark.parametrize(
     ("subject", "words"),
     [
+        # nothing of this name
         ("tabel1", "tabel1"),
         ("--recipe mine", "admin_wmt14 --recipe mine"),
         ("--variants cold", "admin_iwslt14 --variants cold --no-plan"),
         ("--row nobody", "table1 --row nobody --no-plan"),
         ("--data /nowhere", "table1 --data /nowhere"),
-        ("--nodes 2", "table1 --nodes 2"),
-        ("--pairs", "table3"),
-        ("--sizes", "table1 --sizes 125m"),
-        ("--depths", "normformer_clm --depths 12 --smoke"),
-        ("--methods", "table1 --methods pre_ln+qk-norm"),
-        ("--data", "normformer_clm --data ."),
-        ("--text", "table1 --text a b c"),
-        ("--launch slurm", "later_methods --launch slurm"),
-        ("--launch slurm", "table1 --smoke --launch slurm"),
+        # a choice that the experiment does not offer
+        ("--sizes", "table1 --sizes 125m"),  # it has depths
+        ("--depths", "normformer_clm --depths 12 --smoke"),  # it has sizes
+        ("--methods", "table1 --methods pre_ln+qk-norm"),  # its methods have no options
+        ("--methods", "figure5 --methods admin"),  # its rows have their methods
+        ("--seeds", "figure4 --seeds 1,2"),  # it shows one seed
+        ("--update", "table1 --update 4"),  # it is no figure of an update
+        ("--average", "normformer_clm --average 5 --smoke"),  # it translates nothing
+        ("--precision bf16", "figure4 --precision bf16"),  # it is trained in fp32
+        ("--pairs", "table1 --pairs de-en"),  # it is bilingual
+        ("--text", "table1 --text a b c"),  # it is trained on a paper's corpus
+        ("--data", "normformer_clm --data ."),  # in which there is no binarised text
+        # machines
+        ("--nodes 2", "table1 --nodes 2"),  # which nothing would start
+        ("--launch slurm", "later_methods --launch slurm"),  # a small experiment
+        ("--launch slurm", "table1 --smoke --launch slurm"),  # a miniature
+        # malformed values
         ("--methods ,", "table1 --methods ,"),
-        ("--methods", "figure5 --methods admin"),
         ("--methods pre_ln+", "later_methods --methods pre_ln+"),
         ("--methods pre_ln+../../x", "later_methods --methods pre_ln+../../x"),
-        ("--seeds", "figure4 --seeds 1,2"),
-        ("deepnorm-6-seed1", "table1 --methods deepnorm,deepnorm --depths 6"),
-        ("lr-5e-4", "figure7 --depths 6,12"),
-        ("--update", "table1 --update 4"),
-        ("--average", "normformer_clm --average 5 --smoke"),
-        ("--precision bf16", "figure4 --precision bf16"),
-        ("--pairs", "table1 --pairs de-en"),
         ("--lrs inf", "normformer_clm --lrs inf --smoke"),
         ("--generate '", "table1 --generate '"),
+        # two rows of one name
+        ("deepnorm-6-seed1", "table1 --methods deepnorm,deepnorm --depths 6"),
+        ("lr-5e-4", "figure7 --depths 6,12"),
     ],
 )
 def test_a_mistake_is_named_in_one_line_and_nothing_is_written(subject, words, tmp_path):
-    dry = [] if subject == "--pairs" else ["--dry-run=commands"]
+    assert_refused(subject, "reproduce", *words.split(), "--dry-run=commands", "--out", tmp_path / "out")
 
-    assert_refused(subject, "reproduce", *words.split(), *dry, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_multilingual_experiment_needs_its_language_pairs(tmp_path):
+    """A dry run would show all directions."""
+    assert_refused("--pairs", "reproduce", "table3", "--out", tmp_path / "out")
 
     assert not (tmp_path / "out").exists()
 
@@ -218,38 +247,42 @@ def test_a_mistake_is_named_in_one_line_and_nothing_is_written(subject, words, t
 @pytest.mark.parametrize(
     "flag", ["--gpus -1", "--nodes 0", "--jobs 0", "--tflops -1", "--max-tokens 0", "--gpu-memory x"]
 )
-def test_a_number_that_has_to_be_above_zero_is_refused_otherwise(flag, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["reproduce", "table1", "--dry-run", *flag.split()])
+def test_a_number_out_of_its_range_is_refused(flag, capsys):
+    name, value = flag.split()
 
-    assert end.value.code == 2  # argparse's
-    assert flag.split()[0] in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", "table1", "--dry-run", name, value])
+
+    assert ended.value.code == 2  # argparse's
+    assert name in capsys.readouterr().err
 
 
-def test_a_script_does_not_take_flags_for_variables():
+def test_scripts_take_their_settings_from_variables_and_not_from_flags():
+    """scripts/*.sh call `deepnet reproduce NAME --variables`, which reads SMOKE=1; flags are then fairseq-train's."""
     assert_refused("--smoke", "reproduce", "table1", "--variables", "--smoke")
 
 
 # memory
 
 
-def planned_on_one_gpu(gib: int, folder):
-    """Return the plan of OPUS-100's 1000 layers on one GPU of `gib` GiB, in place of the paper's eight."""
+def planned_on_one_gpu(gib: int, folder) -> Setting:
+    """Return the planned setting of OPUS-100's 1,000 layers on one GPU of `gib` GiB, in place of the paper's eight."""
     experiment = experiments.with_choices(experiments.read_experiment("opus100"), depths=["1000"])
     machine = hardware(papers_gpus=8, gpus=1, memory=gib, only_printed=True)
     setting = Setting(experiment, machine, corpus(experiment, folder), folder)
-    return run.plan(setting, tokens=None, rate=None)[0]
+    planned, _text = run.plan(setting, tokens=None, rate=None)
+    return planned
 
 
-def test_a_row_that_does_not_fit_names_the_memory_with_which_it_does(tmp_path):
+def test_a_row_that_does_not_fit_is_refused_with_the_memory_that_suffices(tmp_path):
     with refused("--gpu-memory") as caught:
-        run.refuse_what_does_not_fit(planned_on_one_gpu(24, tmp_path))
-    assert "deepnorm-1000-seed1" in caught.value.way_out
-    assert "24 GiB" in caught.value.way_out
+        run.refuse_what_does_not_fit(planned_on_one_gpu(gib=24, folder=tmp_path))
 
-    (named,) = re.findall(r"of (\d+) GiB", caught.value.way_out)
-    assert int(named) > 24
-    run.refuse_what_does_not_fit(planned_on_one_gpu(int(named), tmp_path))
+    assert "deepnorm-1000-seed1" in caught.value.way_out
+    there_is, suffices = [int(gib) for gib in re.findall(r"(\d+) GiB", caught.value.way_out)]
+    assert there_is == 24
+    assert suffices > 24
+    run.refuse_what_does_not_fit(planned_on_one_gpu(gib=suffices, folder=tmp_path))  # does not raise
 
 
 # data and folders
@@ -257,7 +290,7 @@ def test_a_row_that_does_not_fit_names_the_memory_with_which_it_does(tmp_path):
 
 @pytest.fixture
 def miniature_data(tmp_path):
-    """Provide data/iwslt14_de_en in a folder, whose recipe says that it is a miniature."""
+    """Provide tmp_path/data/iwslt14_de_en, where tmp_path as --out has its data, marked as a miniature."""
     folder = tmp_path / "data/iwslt14_de_en"
     (folder / "bin").mkdir(parents=True)
     (folder / "recipe.json").write_text('{"miniature": true}')
@@ -272,25 +305,31 @@ def test_a_miniature_is_not_trained_on_as_the_corpus(miniature_data, tmp_path):
 
 @pytest.fixture
 def smoke_experiment():
-    """Provide an experiment on a miniature."""
+    """Provide an experiment that is trained on a miniature."""
     return experiments.with_choices(experiments.read_experiment("iwslt14_de_en"), smoke=True)
 
 
 def test_a_miniature_that_is_there_is_taken(smoke_experiment, miniature_data, tmp_path):
-    assert corpus(smoke_experiment, tmp_path).steps == ()
+    found = corpus(smoke_experiment, tmp_path)
+
+    assert found.folder == miniature_data / "bin"
+    assert found.steps == ()  # nothing has to be made
 
 
 def test_data_may_be_moved_after_they_were_made(smoke_experiment, miniature_data, tmp_path):
+    """A note beside the data has the command that made them, whose folder is then another one."""
     command = ["deepnet", "prepare", "corpus", "iwslt14_de_en", str(miniature_data), "--miniature"]
     Step(miniature_data, command).write_note()
-
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "data").rename(tmp_path / "elsewhere/data")
 
-    assert corpus(smoke_experiment, tmp_path / "elsewhere").steps == ()
+    found = corpus(smoke_experiment, tmp_path / "elsewhere")
+
+    assert found.steps == ()  # nothing has to be made
 
 
 def test_data_that_another_command_made_are_refused(smoke_experiment, miniature_data, tmp_path):
+    """The message has the command that made them, from the note beside them."""
     command = "deepnet prepare corpus other"
     Step(miniature_data, command.split()).write_note()
 
@@ -306,12 +345,12 @@ def test_a_row_that_another_process_works_on_is_left_as_it_is(tmp_path):
     (row,) = setting.rows()
     folder = setting.folder(row)
 
-    with RunFolder(folder).locked() as is_locked:
+    with RunFolder(folder).locked() as is_locked:  # as the other process has it
         assert is_locked
         with refused(row.name) as caught:
             run.Work(setting).run()
 
-    assert "another process" in caught.value.way_out
+    assert "process" in caught.value.way_out
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
@@ -319,6 +358,7 @@ def test_a_row_that_another_process_works_on_is_left_as_it_is(tmp_path):
 
 
 def test_one_row_is_trained_alone_with_flags_of_the_user(capsys, tmp_path):
+    """--row chooses one of the rows; flags behind -- are added to those of fairseq-train."""
     words = ["--dry-run=commands", "--no-plan", "--gpus", "8", "--out", str(tmp_path)]
 
     main(["reproduce", "table1", "--row", "admin-18-seed1", *words, "--", "--lr", "1e-3"])
@@ -330,7 +370,7 @@ def test_one_row_is_trained_alone_with_flags_of_the_user(capsys, tmp_path):
 
 
 def test_a_slurm_job_runs_one_row_with_the_users_flags():
-    """Flags of fairseq-train stand at the end."""
+    """It calls the user's command with the row, and with flags of fairseq-train behind --."""
     experiment = experiments.read_experiment("table1")
     machine = SimpleNamespace(nodes=2, gpus=8)
     setting = SimpleNamespace(experiment=experiment, hardware=machine, extra=("--patience", "3"))
@@ -339,10 +379,12 @@ def test_a_slurm_job_runs_one_row_with_the_users_flags():
     text = job(setting, row, ["deepnet", "reproduce", "table1", "--gpus", "8"])
 
     (command,) = [line for line in text.splitlines() if line.startswith("deepnet")]
-    row_words = f"--row {row.name} --launch torchrun --jobs 1"
-    assert command == f"deepnet reproduce table1 --gpus 8 {row_words} -- --patience 3 &"
+    of_the_row = f"--row {row.name} --launch torchrun --jobs 1"
+    of_fairseq_train = "-- --patience 3"
+    assert command == f"deepnet reproduce table1 --gpus 8 {of_the_row} {of_fairseq_train} &"
     assert "#SBATCH --nodes=2" in text
-    assert "#SBATCH --cpus-per-task=32" in text
+    assert "#SBATCH --gpus-per-node=8" in text
+    assert "#SBATCH --cpus-per-task=32" in text  # 4 for each GPU
 
 
 def test_list_names_every_experiment(capsys):
@@ -353,11 +395,14 @@ def test_list_names_every_experiment(capsys):
         assert name in listed
 
 
-# The end of a submission
+# the end of a submission
 
 
 def test_a_submission_ends_with_the_commands_of_its_reports(tmp_path, monkeypatch, capsys):
-    """The report that only some data have stands there with its condition."""
+    """They are those of Table 3, and of Figure 10 if the data have Flores, its test set.
+
+    A stand-in for sbatch answers that the job's number is 42.
+    """
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text("#!/bin/sh\ncat >/dev/null\necho 42\n")

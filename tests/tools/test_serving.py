@@ -1,8 +1,12 @@
-"""Tests of translation as a service: threads, forks, pipes, n-best lists, and text in another form than the model's."""
+"""Tests of translation as a service: threads, forks, pipes, n-best lists, and text in another form than the model's.
+
+All use one small model from French to German, which three engines translate with: CTranslate2, transformers, fairseq.
+"""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import queue
 import signal
@@ -13,6 +17,7 @@ import unicodedata
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -24,14 +29,15 @@ from deepnet_fairseq.tools.translation.loading import Models
 
 from ..conftest import TRAIN_FLAGS
 from ..support.corpora import SPLITS
-from ..support.errors import assert_refused, refused
+from ..support.errors import assert_refused, refusal, refused
 from ..support.exports import printed_by_example
 from ..support.helpers import run
 
+# The whole language. Accents and quotes may be written in other forms, which a model should read alike.
 LEXICON = {"élève": "kind", "forêt": "wald", "garçon": "junge", "été": "sommer", '"père"': "vater", "don't": "nicht"}
 SENTENCES = {"train": 300, "valid": 20, "test": 20}
-POSITIONS = 60
-SIZE = (
+POSITIONS = 60  # of the model: the most tokens of a line, its end included
+SIZE = (  # flags of fairseq-train
     "--arch", "deepnet_transformer_tiny", "--encoder-layers", 2, "--decoder-layers", 2, "--encoder-embed-dim", 32,
     "--decoder-embed-dim", 32, "--dropout", 0, "--max-source-positions", POSITIONS, "--max-target-positions", POSITIONS,
     "--max-update", 30, "--lr", "5e-3",
@@ -41,12 +47,13 @@ ENGINES = ("ctranslate2", "huggingface", "checkpoint", "fairseq")
 
 
 def french_sentences() -> list[list[str]]:
-    """Return 300 sentences of one to four words."""
+    """Return 300 sentences of one to four words, which differ in the words and in their order."""
     words = list(LEXICON)
     sentences = []
     for number in range(SENTENCES["train"]):
         length = 1 + number % 4
-        sentences.append([words[(number * step) % len(words)] for step in (1, 5, 7, 11)[:length]])
+        steps = (1, 5, 7, 11)[:length]  # through the lexicon, another one at each place of a sentence
+        sentences.append([words[(number * step) % len(words)] for step in steps])
     return sentences
 
 
@@ -61,7 +68,11 @@ def write_corpus(folder: Path, french: list[list[str]]) -> None:
 
 
 class ServedModel:
-    """A small model from French to German, as a checkpoint and exported, and lines of French."""
+    """A small model from French to German.
+
+    lines: the French sentences that it was trained on; data: folder of the binarised text; checkpoint: the model's;
+    folders: what it is exported to ("ctranslate2", "huggingface") -> folder of the export.
+    """
 
     def __init__(self, folder: Path):
         french = french_sentences()
@@ -103,7 +114,10 @@ def no_model_in_memory(monkeypatch):
 
 @pytest.fixture(params=ENGINES)
 def engine(request, monkeypatch, no_model_in_memory):
-    """Provide the name of each engine, with no model in memory; for "fairseq", CTranslate2 is not installed."""
+    """Provide each name of ENGINES, for served.options(engine), with no model in memory.
+
+    For "fairseq", CTranslate2 is not installed.
+    """
     find = translation.importlib.util.find_spec
 
     def find_all_but_ctranslate2(name: str):
@@ -115,20 +129,22 @@ def engine(request, monkeypatch, no_model_in_memory):
 
 
 def repr_in_a_fork(work, seconds: int = 60) -> str:
-    """Return repr(work()), or its error, of a forked process, which then ends as a server's worker does."""
+    """Return repr(work()) as a forked process computes it; if it raises an error, the text "TYPE: MESSAGE".
+
+    A process that hangs is killed after `seconds`, and the text is empty.
+    """
     read, write = os.pipe()
     child = os.fork()
-    if not child:
+    if child == 0:
         gc.freeze()  # the tests' objects are not this process's to collect
         try:
             os.write(write, repr(work()).encode())
-            sys.stdin = sys.stdout = sys.stderr = None
         except BaseException as error:
             os.write(write, f"{type(error).__name__}: {error}".encode())
         os._exit(0)
 
     os.close(write)
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))  # then the pipe ends
     signal.alarm(seconds)
     with open(read, encoding="utf-8") as answer:
         text = answer.read()
@@ -141,10 +157,10 @@ def repr_in_a_fork(work, seconds: int = 60) -> str:
 
 
 def test_first_requests_of_eight_threads_load_the_model_once(served, engine, monkeypatch):
-    """Eight first requests at once are answered as one thread's, and load the model once."""
-    loads = []
+    """Eight first requests at once are answered as those of one thread are afterwards."""
+    loads = []  # an entry for each call of translation.load
     load = translation.load
-    gate = threading.Barrier(8)
+    gate = threading.Barrier(8)  # which no thread passes before all have come
 
     def counted_load(*args, **options):
         loads.append(args)
@@ -157,15 +173,28 @@ def test_first_requests_of_eight_threads_load_the_model_once(served, engine, mon
     monkeypatch.setattr(translation, "load", counted_load)
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(request, served.lines[:8]))
-    assert len(loads) == 1
+    of_one_thread = deepnet_fairseq.translate(lines=served.lines[:8], **served.options(engine))
 
-    one_thread = deepnet_fairseq.translate(lines=served.lines[:8], **served.options(engine))
-    assert answers == [[line] for line in one_thread]
+    assert answers == [[translated] for translated in of_one_thread]
     assert len(loads) == 1
 
 
 def test_a_forked_process_translates_as_its_parent(served, engine):
-    """A child of a process that has translated gives the same answers, and so does a child of that child."""
+    """The parent has translated before the fork, so that the child begins with its loaded model."""
+
+    def translate() -> list[str]:
+        return deepnet_fairseq.translate(lines=served.lines[:5], **served.options(engine))
+
+    before = translate()
+
+    in_child = repr_in_a_fork(translate)
+
+    assert in_child == repr(before)
+    assert translate() == before  # the fork has not hurt the parent
+
+
+def test_a_process_forked_from_a_fork_translates_as_its_parents(served, engine):
+    """Each of the three processes has translated before it forks the next one."""
 
     def translate() -> list[str]:
         return deepnet_fairseq.translate(lines=served.lines[:5], **served.options(engine))
@@ -176,9 +205,9 @@ def test_a_forked_process_translates_as_its_parent(served, engine):
 
     expected = repr(translate())
 
-    assert repr_in_a_fork(translate) == expected
-    assert repr_in_a_fork(translate_and_fork) == repr(expected)
-    assert repr(translate()) == expected
+    in_grandchild = repr_in_a_fork(translate_and_fork)
+
+    assert in_grandchild == repr(expected)  # a repr of the child's answer, which is a repr itself
 
 
 def test_a_fork_translates_while_its_parent_loads_the_model(served, monkeypatch, no_model_in_memory):
@@ -196,7 +225,7 @@ def test_a_fork_translates_while_its_parent_loads_the_model(served, monkeypatch,
         return deepnet_fairseq.translate(lines=served.lines[:5], **served.options("ctranslate2"))
 
     def translate_in_child() -> list[str]:
-        translation.load = load
+        translation.load = load  # the child need not wait for the event, which its parent alone can set
         return translate()
 
     monkeypatch.setattr(translation, "load", slow_load)
@@ -212,7 +241,10 @@ def test_a_fork_translates_while_its_parent_loads_the_model(served, monkeypatch,
 
 
 def test_a_translator_loaded_before_a_fork_is_refused_in_the_child(served):
-    """A Translator of one's own says in a line that it has to be loaded again, where it would wait for ever."""
+    """CTranslate2's threads do not come along in a fork: the child would wait for them for ever.
+
+    `translate` loads such a model again, but a Translator of the user's own cannot know how it was loaded.
+    """
     translator = translation.load(served.ctranslate2)
 
     def translate() -> list[str]:
@@ -222,11 +254,14 @@ def test_a_translator_loaded_before_a_fork_is_refused_in_the_child(served):
 
     assert answer.startswith("UserError: ")
     assert "forked" in answer
-    assert translate() == deepnet_fairseq.translate(served.ctranslate2, ["été"])
+    assert translate() == deepnet_fairseq.translate(served.ctranslate2, ["été"])  # the parent goes on
 
 
 def test_a_server_that_has_forked_ends(served):
-    """A process that has forked workers ends, and so do they, through Python's own exit."""
+    """A process that has translated and forked a worker ends, and so does the worker, by Python's own exit.
+
+    The exit frees the model, which waits in the worker for threads that are the parent's.
+    """
     program = f"""
 import os, sys, deepnet_fairseq
 deepnet_fairseq.translate({served.ctranslate2!r}, ["été"])
@@ -243,7 +278,7 @@ if child:
 
 
 class CountedModels:
-    """Three models at most in memory, and the names of those that were loaded."""
+    """Three models at most in memory, each named by a letter, and the names of those that were loaded, in order."""
 
     def __init__(self):
         self.models = Models(most=3)
@@ -260,160 +295,191 @@ class CountedModels:
 def test_models_used_by_turns_are_loaded_once():
     counted = CountedModels()
 
-    for name in "ababacab":
-        assert counted.get(name) == f"model {name}"
+    models = [counted.get(name) for name in "ababacab"]
 
+    assert models == [f"model {name}" for name in "ababacab"]
     assert counted.loads == ["a", "b", "c"]
 
 
 def test_the_model_that_was_not_used_for_longest_gives_way():
+    """Of three models in memory c gives way to d, for a and b were used after it."""
     counted = CountedModels()
-    for name in "ababacabd":
+    for name in "abcabd":
         counted.get(name)
-    for name in "abd":
+
+    for name in "abdc":
         counted.get(name)
-    assert counted.loads == ["a", "b", "c", "d"]
 
-    assert counted.get("c") == "model c"
-
-    assert counted.loads == ["a", "b", "c", "d", "c"]
+    assert counted.loads == ["a", "b", "c", "d", "c"]  # c alone had to be loaded again
 
 
 def test_a_model_that_failed_to_load_is_loaded_again():
+    """A second request for the key calls its function, and is not given the first one's error."""
     models = Models(most=3)
-
     with refused("/missing"):
-        models.get("e", lambda: translation.load("/missing"))
+        models.get("key", lambda: translation.load("/missing"))
 
-    assert models.get("e", lambda: "model e") == "model e"
+    model = models.get("key", lambda: "a model")
+
+    assert model == "a model"
 
 
 # n-best lists
 
 
 @pytest.fixture
-def nbest(served, engine):
-    """Provide the three best translations of six lines and an empty one."""
-    return deepnet_fairseq.translate(lines=[*served.lines[:6], ""], nbest=3, **served.options(engine))
+def six_lines_and_an_empty_one(served) -> list[str]:
+    return [*served.lines[:6], ""]
 
 
-def test_the_best_of_several_is_the_only_one_without_nbest(served, engine, nbest):
-    alone = deepnet_fairseq.translate(lines=[*served.lines[:6], ""], **served.options(engine))
+@pytest.fixture
+def three_best(served, engine, six_lines_and_an_empty_one):
+    """Provide for each of those lines a list of its three best translations, pairs of text and score."""
+    return deepnet_fairseq.translate(lines=six_lines_and_an_empty_one, nbest=3, **served.options(engine))
 
-    assert [several[0].text for several in nbest] == alone
+
+def test_the_best_of_several_is_the_only_one_without_nbest(served, engine, six_lines_and_an_empty_one, three_best):
+    alone = deepnet_fairseq.translate(lines=six_lines_and_an_empty_one, **served.options(engine))
+
+    assert [translations[0].text for translations in three_best] == alone
 
 
-def test_nbest_translations_come_best_first_and_an_empty_line_has_one(nbest):
-    *of_lines, of_empty_line = nbest
+def test_nbest_translations_come_best_first(three_best):
+    *of_lines, _of_empty_line = three_best
 
-    assert of_empty_line == [("", 0.0)]
-    for several in of_lines:
-        assert len(several) == 3
-        scores = [one.score for one in several]
+    for translations in of_lines:
+        scores = [translation.score for translation in translations]
+        assert len(scores) == 3
         assert scores == sorted(scores, reverse=True)
 
 
-def test_every_engine_gives_the_same_nbest_texts_and_scores(served, nbest):
-    reference = deepnet_fairseq.translate(lines=[*served.lines[:6], ""], nbest=3, **served.options("huggingface"))
+def test_an_empty_line_has_one_empty_translation_with_the_score_0(three_best):
+    assert three_best[-1] == [("", 0.0)]
 
-    assert len(nbest) == len(reference)
-    for ours, theirs in zip(nbest, reference, strict=True):
+
+def test_every_engine_gives_the_same_nbest_texts_and_scores(served, six_lines_and_an_empty_one, three_best):
+    """The reference is transformers' search; scores agree to the precision of float32."""
+    lines = six_lines_and_an_empty_one
+
+    reference = deepnet_fairseq.translate(lines=lines, nbest=3, **served.options("huggingface"))
+
+    assert len(three_best) == len(reference)
+    for ours, theirs in zip(three_best, reference, strict=True):
         assert [one.text for one in ours] == [one.text for one in theirs]
         assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=2e-5)
 
 
-def test_scores_are_log_probabilities_over_the_length(served):
-    """A score is the sum that fairseq's model gives the translation, over its length with the end ** lenpen."""
+def test_a_score_is_divided_by_the_length_to_the_power_lenpen(served):
+    """So a score with lenpen 0, the sum of the tokens' log-probabilities, is `length` times that with lenpen 1."""
     options = served.options("checkpoint") | {"lines": ["été"], "nbest": 1, "beam": 1}
-    total = deepnet_fairseq.translate(lenpen=0.0, **options)[0][0]
-    per_token = deepnet_fairseq.translate(lenpen=1.0, **options)[0][0]
-    assert total.text == per_token.text
+
+    [[total]] = deepnet_fairseq.translate(lenpen=0.0, **options)
+    [[per_token]] = deepnet_fairseq.translate(lenpen=1.0, **options)
 
     cutter = translation.load(str(served.checkpoint), str(served.data)).engine.cutter
-    length = len(cutter.cut(per_token.text)) + 1  # with the end of the sentence
+    length = len(cutter.cut(per_token.text)) + 1  # pieces of the translation, and its end
+    assert total.text == per_token.text
     assert total.score / per_token.score == pytest.approx(length, rel=1e-4)
 
 
 def test_the_command_prints_line_score_and_text_with_tabs(served, tmp_path, capsys):
+    """Of three lines the first and the third have two translations, the second, an empty one, has one."""
     file = tmp_path / "lines"
     file.write_text("été\n\nforêt\n", encoding="utf-8")
 
     main(["translate", served.ctranslate2, str(file), "--nbest", "2", "--beam", "3"])
 
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
-    assert rows[2][1:] == ["0.0000", ""]
-    expected = deepnet_fairseq.translate(served.ctranslate2, ["été"], nbest=2, beam=3)[0]
-    for row, one in zip(rows[:2], expected, strict=True):
-        assert float(row[1]) == round(one.score, 4)
-        assert row[2] == one.text
+    [[best, second]] = deepnet_fairseq.translate(served.ctranslate2, ["été"], nbest=2, beam=3)
+    assert [number for number, _score, _text in rows] == ["1", "1", "2", "3", "3"]
+    assert rows[0] == ["1", f"{best.score:.4f}", best.text]
+    assert rows[1] == ["1", f"{second.score:.4f}", second.text]
+    assert rows[2] == ["2", "0.0000", ""]
 
 
 @pytest.mark.parametrize("count", ["0", "4"])
-def test_more_translations_than_beams_are_refused(count, served, tmp_path):
+def test_nbest_is_refused_unless_it_is_from_1_to_the_number_of_beams(count, served, tmp_path):
     file = tmp_path / "lines"
     file.write_text("été\n", encoding="utf-8")
 
-    with pytest.raises(SystemExit, match=f"--nbest {count}: .*--beam 3"):
-        main(["translate", served.ctranslate2, str(file), "--nbest", count, "--beam", "3"])
+    line = refusal("translate", served.ctranslate2, file, "--nbest", count, "--beam", 3)
+
+    assert f"--nbest {count}: " in line
+    assert "--beam 3" in line
 
 
 def test_more_translations_than_beams_are_refused_in_python(served):
-    with refused("--nbest 9"):
-        deepnet_fairseq.translate(served.ctranslate2, ["été"], nbest=9)
+    """The default is 5 beams."""
+    with refused("--nbest 6"):
+        deepnet_fairseq.translate(served.ctranslate2, ["été"], nbest=6)
 
 
 # text in another form
 
 
-def accented(lines: list[str]) -> list[str]:
+def with_accents(lines: list[str]) -> list[str]:
+    """Return those of the lines that have an accent."""
     return [line for line in lines if not line.isascii()]
 
 
-def other_forms(lines: list[str]) -> list[str]:
-    """Return the lines with decomposed accents, then with typographic signs, then between invisible marks."""
-    typographic = str.maketrans({"'": "’", '"': "“", " ": "\u00a0", "k": "ｋ", "e": "ｅ"})
-    decomposed = [unicodedata.normalize("NFD", line) for line in lines]
-    typed = [line.translate(typographic) for line in lines]
-    marked = [f"\u200e{line}\ufeff" for line in lines]
-    return decomposed + typed + marked
+def decomposed(line: str) -> str:
+    """Write accents as characters of their own."""
+    return unicodedata.normalize("NFD", line)
+
+
+def typographic(line: str) -> str:
+    """Write curly quotes, no-break spaces, and letters k and e of full width."""
+    return line.translate(str.maketrans({"'": "’", '"': "“", " ": "\u00a0", "k": "ｋ", "e": "ｅ"}))
+
+
+def between_invisible_marks(line: str) -> str:
+    """Write a left-to-right mark before the line and a byte-order mark behind it."""
+    return f"\u200e{line}\ufeff"
+
+
+def in_other_forms(lines: list[str]) -> list[str]:
+    """Return all lines decomposed, then all typographic, then all between invisible marks."""
+    others = []
+    for in_form in (decomposed, typographic, between_invisible_marks):
+        others += [in_form(line) for line in lines]
+    return others
 
 
 def test_other_forms_of_text_are_translated_alike_without_a_warning(served, engine):
-    """Decomposed accents, curly quotes, other spaces and widths are read as the training text's."""
-    lines = accented(served.lines[:30])
+    """They are read as the training text's characters; of unseen characters there would be a warning."""
+    lines = with_accents(served.lines[:30])
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         expected = deepnet_fairseq.translate(lines=lines, **served.options(engine))
-        translated = deepnet_fairseq.translate(lines=other_forms(lines), **served.options(engine))
+        translated = deepnet_fairseq.translate(lines=in_other_forms(lines), **served.options(engine))
 
-    assert translated == 3 * expected
+    assert translated == 3 * expected  # once for each form
 
 
-def test_other_forms_of_text_are_cut_alike(served, engine):
-    lines = accented(served.lines[:30])
+def test_other_forms_of_text_are_cut_into_the_same_pieces(served, engine):
+    lines = with_accents(served.lines[:30])
     translator = translation.load(**served.options(engine))
 
-    pieces = [translator.cut(line, 1) for line in lines]
-    pieces_of_others = [translator.cut(line, 1) for line in other_forms(lines)]
+    pieces = [translator.cut(line, number=1) for line in lines]
+    pieces_of_others = [translator.cut(line, number=1) for line in in_other_forms(lines)]
 
-    assert pieces_of_others == 3 * pieces
+    assert pieces_of_others == 3 * pieces  # once for each form
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", pytest.param("huggingface", marks=pytest.mark.smoke)])
 def test_the_example_in_an_exports_readme_reads_other_forms(served, to):
     """The Python example in an export's README translates decomposed text and curly quotes as the training text's."""
-    lines = accented(served.lines[:20])[:3]
-    typed = [unicodedata.normalize("NFD", line).replace("'", "’").replace('"', "“") for line in lines]
+    lines = with_accents(served.lines[:20])[:3]
+    in_other_form = [decomposed(line).replace("'", "’").replace('"', "“") for line in lines]
 
-    printed = printed_by_example(served.folders[to], typed)
+    printed = printed_by_example(served.folders[to], in_other_form)
 
     assert printed == repr(deepnet_fairseq.translate(served.ctranslate2, lines))
 
 
 def test_python_users_are_warned_of_an_unseen_character_once(served, engine):
-    """Lines with characters that the model has never seen are named to Python's users, each character once."""
+    """ж is in no training text. The first call with it warns of it by name, later ones do not."""
     with pytest.warns(UserWarning, match="ж"):
         deepnet_fairseq.translate(lines=["été жж", "été"], **served.options(engine))
 
@@ -423,6 +489,7 @@ def test_python_users_are_warned_of_an_unseen_character_once(served, engine):
 
 
 def test_a_translator_counts_unseen_characters_and_their_lines(served, engine):
+    """ж and 語 are in no training text."""
     translator = translation.load(**served.options(engine))
     unseen = translation.Unseen()
 
@@ -433,7 +500,7 @@ def test_a_translator_counts_unseen_characters_and_their_lines(served, engine):
 
 
 def test_the_command_counts_lines_with_unseen_characters(served, tmp_path, capsys):
-    """The command says on stderr how many lines have unseen characters; the translations stay whole."""
+    """It does so on stderr, where it names the characters; each line is translated all the same."""
     file = tmp_path / "lines"
     file.write_text("été ж\nforêt\n語\n", encoding="utf-8")
 
@@ -449,15 +516,15 @@ def test_the_command_counts_lines_with_unseen_characters(served, tmp_path, capsy
 
 
 def start_translate(served, **options) -> subprocess.Popen:
-    """Start `deepnet translate FOLDER`, whose standard input and output are pipes."""
+    """Start `deepnet translate FOLDER`, whose standard input and output are pipes; options: more ones of Popen."""
     command = [sys.executable, "-m", "deepnet_fairseq", "translate", served.ctranslate2]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
 
 
 def test_a_line_is_answered_before_the_next_is_written(served):
     """A program that waits for each translation gets it; a last line without an end is translated too."""
-    process = start_translate(served, text=True, bufsize=1)
-    answers: queue.Queue = queue.Queue()
+    process = start_translate(served, text=True, bufsize=1)  # bufsize 1: each line is sent at once
+    answers: queue.Queue = queue.Queue()  # lines of the process's output, as they come
 
     def read_answers() -> None:
         for line in process.stdout:
@@ -476,71 +543,92 @@ def test_a_line_is_answered_before_the_next_is_written(served):
     assert process.wait(60) == 0
 
 
-def test_lines_that_wait_in_a_pipe_are_read_together(tmp_path):
-    """They come in large chunks, and none is lost, whatever the blocks that they are written in."""
+def test_lines_that_wait_in_a_pipe_are_read_together():
+    """5,001 lines come in less than 20 chunks of at most 1,000 lines, and none is lost.
+
+    They are written in blocks that end within lines.
+    """
     lines = [f"line {number} {'x' * (number % 97)}" for number in range(5000)]
     lines.append("the last")
     text = "\n".join(lines).encode()
+    block = 50_021  # bytes, a prime
     read, write = os.pipe()
 
     def feed() -> None:
         with open(write, "wb", buffering=0) as pipe:
-            for first in range(0, len(text), 50_021):
-                pipe.write(text[first : first + 50_021])
+            for first in range(0, len(text), block):
+                pipe.write(text[first : first + block])
 
     thread = threading.Thread(target=feed)
     thread.start()
     with open(read, "rb", buffering=0) as pipe:
-        found = list(translation.chunks(pipe, "a pipe", 1000))
+        chunks = list(translation.chunks(pipe, "a pipe", most=1000))
     thread.join()
 
-    assert [line for chunk in found for line in chunk] == lines
-    assert len(found) < 20
-    assert max(map(len, found)) <= 1000
+    assert list(itertools.chain.from_iterable(chunks)) == lines
+    assert len(chunks) < 20
+    assert max(len(chunk) for chunk in chunks) <= 1000
+
+
+class Pipe(NamedTuple):
+    """Both ends of a pipe: the descriptor to write to, and the lines that come in at the other end."""
+
+    write: int
+    incoming: Incoming
 
 
 @pytest.fixture
 def pipe():
-    """Provide the descriptor to write to, and the lines that come in at the other end."""
+    """Provide an empty pipe."""
     read, write = os.pipe()
     with open(read, "rb", buffering=0) as stream:
-        yield write, Incoming(stream)
+        yield Pipe(write, Incoming(stream))
 
 
-def test_a_pipe_has_no_more_until_a_line_is_whole(pipe):
-    write, incoming = pipe
-    assert not incoming.has_more()
+def test_an_empty_pipe_has_no_more_lines(pipe):
+    assert not pipe.incoming.has_more()
 
-    os.write(write, b"a\nb")
-    assert incoming.readline() == b"a\n"
-    assert not incoming.has_more()
 
-    os.write(write, b"c\n")
-    assert incoming.has_more()
-    assert incoming.readline() == b"bc\n"
+def test_a_line_of_a_pipe_that_has_only_begun_is_none_yet(pipe):
+    os.write(pipe.write, b"a\nb")
+
+    assert pipe.incoming.readline() == b"a\n"
+    assert not pipe.incoming.has_more()
+
+
+def test_a_line_that_comes_through_a_pipe_in_two_parts_is_one_line(pipe):
+    os.write(pipe.write, b"b")
+    assert not pipe.incoming.has_more()
+
+    os.write(pipe.write, b"c\n")
+
+    assert pipe.incoming.has_more()
+    assert pipe.incoming.readline() == b"bc\n"
 
 
 def test_an_empty_line_of_a_pipe_is_a_line(pipe):
-    write, incoming = pipe
+    os.write(pipe.write, b"c\n\n")
 
-    os.write(write, b"c\n\n")
-
-    assert incoming.has_more()
-    assert incoming.readline() == b"c\n"
-    assert incoming.readline() == b"\n"
+    assert pipe.incoming.readline() == b"c\n"
+    assert pipe.incoming.has_more()
+    assert pipe.incoming.readline() == b"\n"
 
 
-def test_the_last_line_of_a_pipe_needs_no_end(pipe):
-    write, incoming = pipe
+def test_the_last_line_of_a_pipe_needs_no_newline(pipe):
+    os.write(pipe.write, b"d")
+    os.close(pipe.write)
 
-    os.write(write, b"d")
-    os.close(write)
+    assert pipe.incoming.has_more()
+    assert pipe.incoming.readline() == b"d"
 
-    assert incoming.has_more()
-    assert incoming.readline() == b"d"
-    assert not incoming.has_more()
-    assert incoming.readline() == b""
-    assert incoming.readline() == b""
+
+def test_reading_at_the_end_of_a_pipe_gives_nothing(pipe):
+    """An empty line would be a newline."""
+    os.close(pipe.write)
+
+    assert not pipe.incoming.has_more()
+    assert pipe.incoming.readline() == b""
+    assert pipe.incoming.readline() == b""  # again
 
 
 @pytest.fixture
@@ -553,7 +641,7 @@ def file_of_lines(served, tmp_path):
 
 @pytest.fixture
 def printed_for_file(served, file_of_lines, capsys):
-    """Provide what the command prints for that file."""
+    """Provide what `deepnet translate` prints for file_of_lines."""
     main(["translate", served.ctranslate2, str(file_of_lines)])
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) == 30
@@ -563,7 +651,8 @@ def printed_for_file(served, file_of_lines, capsys):
 def test_a_named_pipe_is_translated_as_the_file(served, file_of_lines, printed_for_file, tmp_path, capsys):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    writer = subprocess.Popen(["dd", f"if={file_of_lines}", f"of={fifo}", "status=none"])
+    copy_to_fifo = ["dd", f"if={file_of_lines}", f"of={fifo}", "status=none"]
+    writer = subprocess.Popen(copy_to_fifo)
 
     main(["translate", served.ctranslate2, str(fifo)])
 
@@ -574,8 +663,9 @@ def test_a_named_pipe_is_translated_as_the_file(served, file_of_lines, printed_f
 @pytest.mark.parametrize("line", ["{translate} <(cat {file})", "cat {file} | {translate} /dev/stdin",
                                   "cat {file} | {translate} -"])  # fmt: skip
 def test_a_pipe_of_the_shell_is_translated_as_the_file(line, served, file_of_lines, printed_for_file):
-    command = f"{sys.executable} -m deepnet_fairseq translate {served.ctranslate2}"
-    words = ["bash", "-c", line.format(translate=command, file=file_of_lines)]
+    """line: of bash; in the first one the argument FILE is a pipe, in the others standard input is one."""
+    translate = f"{sys.executable} -m deepnet_fairseq translate {served.ctranslate2}"
+    words = ["bash", "-c", line.format(translate=translate, file=file_of_lines)]
 
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
 
@@ -587,13 +677,14 @@ def test_a_folder_is_no_file_to_translate(served, tmp_path):
 
 
 def test_a_line_of_a_pipe_that_is_too_long_is_named(served):
-    """Lines before it are translated; its number is that in the text, not that in its chunk."""
+    """The line before it is translated; its number is that in the text, not that in its chunk, of which it is first."""
+    too_long = "été " * 100  # of a word that is at least a token: the model has 60 positions
     process = start_translate(served, stderr=subprocess.PIPE)
     process.stdin.write("été\n".encode())
     process.stdin.flush()
     assert process.stdout.readline()
 
-    output, errors = process.communicate(("été " * 100 + "\n").encode(), timeout=60)
+    output, errors = process.communicate(f"{too_long}\n".encode(), timeout=60)
 
     assert process.returncode == 1
     assert output == b""

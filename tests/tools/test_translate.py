@@ -1,4 +1,7 @@
-"""Tests of `deepnet translate`: four programs translate two hundred odd lines alike; users' mistakes."""
+"""Tests of `deepnet translate`: it translates 200 unusual lines as fairseq-interactive does; users' mistakes.
+
+The model is one that copies its source, so that a line that a program reads or cuts otherwise is translated otherwise.
+"""
 
 from __future__ import annotations
 
@@ -25,32 +28,35 @@ from ..support.exports import PLACE_OF_LINES, export, printed_by_example, python
 from ..support.helpers import USER_DIR, run, sentences, teach
 from ..support.odd import odd_lines
 
-POSITIONS = 60
-SIZE = (
+POSITIONS = 60  # of the model: the most tokens of a line, its end included
+SIZE = (  # flags of fairseq-train; a single update makes the checkpoint, whose weights CopyingModel then replaces
     "--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "32",
     "--decoder-embed-dim", "32", "--dropout", "0", "--max-source-positions", POSITIONS, "--max-target-positions",
     POSITIONS, "--max-update", "1",
 )  # fmt: skip
-TAGS = ("--encoder-langtok", "tgt", "--decoder-langtok")
-SEARCH = (
+TAGS = ("--encoder-langtok", "tgt", "--decoder-langtok")  # the target language's tag begins source and target
+SEARCH = (  # flags with which fairseq-interactive searches as `deepnet translate` does by default, without <unk>
     "--cpu", "--beam", "5", "--max-len-b", POSITIONS - 1, "--unkpen", "1e9", "--buffer-size", "300", "--max-tokens",
     "2000", "--bpe", "sentencepiece",
 )  # fmt: skip
-LANGUAGES = {"bilingual": ("qaa", "qab"), "multilingual": ("de", "en")}
+LANGUAGES = {"bilingual": ("qaa", "qab"), "multilingual": ("de", "en")}  # kind of model -> source, target
 TIES = 2  # lines of 200 that programs may translate otherwise, where two translations have almost one score
+EXPORTS = ("ctranslate2", "huggingface")  # values of `deepnet export --to`
 
 
 class CopyingModel:
-    """Model that copies its source, its data, and the flags for fairseq's programs.
+    """Model that copies its source, and all that translating with it needs.
 
-    kind: a key of LANGUAGES; lines: two hundred odd ones. A multilingual model needs to be told its languages.
+    kind: a key of LANGUAGES; plain: usual sentences, which its vocabulary is learnt from together with the odd ones.
+    lines: the 200 odd lines to translate; checkpoint: the model's; flags: the data folder, then the flags by which
+    fairseq's programs read it; source, target: the languages, which a multilingual model has to be told.
     """
 
     def __init__(self, kind: str, folder: Path, plain: list[str]):
         self.source, self.target = LANGUAGES[kind]
         self.is_multilingual = kind == "multilingual"
         self.lines = odd_lines(plain)
-        self.folder = folder / "made"
+        self.folder = folder / "made"  # of data, checkpoint and exports
         self.checkpoint = self.folder / "checkpoint_last.pt"
 
         text = folder / "text" / f"{self.source}-{self.target}"
@@ -61,6 +67,7 @@ class CopyingModel:
         self._teach_to_copy()
 
     def _write_text(self, folder: Path, plain: list[str]) -> None:
+        """Write each split in both languages, with the same lines: the odd and the plain ones."""
         folder.mkdir(parents=True)
         text = "".join(f"{line}\n" for line in [*self.lines, *plain])
         for split in SPLITS:
@@ -68,7 +75,7 @@ class CopyingModel:
                 (folder / f"{split}.{language}").write_text(text)
 
     def _prepare_bilingual(self, text: Path) -> tuple:
-        """Binarise the text; return fairseq's flags for it."""
+        """Binarise the text in folder `text`; return the data folder, which is all that fairseq's programs need."""
         self.folder.mkdir()
         prefixes = [str(text / split) for split in SPLITS]
         data = self.folder / "bin"
@@ -76,7 +83,7 @@ class CopyingModel:
         return (data,)
 
     def _prepare_multilingual(self, text: Path) -> tuple:
-        """Binarise the text; return fairseq's flags for it."""
+        """Binarise the text in folder `text`; return the data folder and the flags of fairseq's multilingual task."""
         words = ("--from", str(text.parent), "--vocab", "400", "--workers", "1")
         main(["prepare", "corpus", "multilingual", str(self.folder), *words])
         data = self.folder / "bin"
@@ -86,15 +93,18 @@ class CopyingModel:
         )  # fmt: skip
 
     def _teach_to_copy(self) -> None:
+        """Replace the checkpoint's weights by those of a model that copies random pieces."""
         state = torch.load(self.checkpoint)
         model, _ = from_checkpoint(str(self.checkpoint))
-        vocabulary = model.encoder.embed_tokens.num_embeddings  # the tags of the two languages are its end
-        tags = 2 if self.is_multilingual else 0
+        vocabulary = model.encoder.embed_tokens.num_embeddings
+        tags = 2 if self.is_multilingual else 0  # one for each language, the last symbols of the vocabulary
 
         def to_copy(step):
-            source = sentences(64, vocabulary - tags, seed=step)[32:]
+            """Return the model's inputs and its targets, which are the source, in a step of `teach`."""
+            half_padded = sentences(64, vocabulary - tags, seed=step)
+            source = half_padded[32:]  # the rows without padding
             if self.is_multilingual:
-                source[:, 0] = vocabulary - 1 - step % 2  # a tag begins both sides
+                source[:, 0] = vocabulary - 1 - step % 2  # the two languages' tags by turns
             previous = source.roll(1, 1)
             return (source, None, previous), source
 
@@ -116,7 +126,7 @@ class CopyingModel:
         return ["--source-lang", self.source, "--target-lang", self.target]
 
     def exported(self, to: str) -> Path:
-        """Return an export of the model, made by the first call; "checkpoint" is the checkpoint itself."""
+        """Return the model as `deepnet export --to TO` writes it, made by the first call; for "checkpoint" itself."""
         if to == "checkpoint":
             return self.checkpoint
         out = self.folder / to
@@ -125,21 +135,23 @@ class CopyingModel:
         return out
 
     def interactive(self, path: Path, *flags) -> list[str]:
-        """Translate the lines by fairseq-interactive."""
+        """Return the lines' translations by fairseq-interactive with the model at `path`."""
         file = self.folder / "lines"
         file.write_text("".join(f"{line}\n" for line in self.lines))
-        pieces = self.folder / ("spm.model" if self.is_multilingual else "bin/spm.model")
-        words = (*self.flags, "-s", self.source, "-t", self.target, *SEARCH, "--sentencepiece-model", pieces)
+        segmenter = self.folder / ("spm.model" if self.is_multilingual else "bin/spm.model")
+        languages = ("-s", self.source, "-t", self.target)
+        words = (*self.flags, *languages, *SEARCH, "--sentencepiece-model", segmenter)
 
         output = run("fairseq-interactive", *words, "--path", path, "--input", file, *flags).stdout
 
+        # batches come in any order; a translation is printed as D-NUMBER TAB SCORE TAB TEXT
         by_number = dict(re.findall(r"^D-(\d+)\t[^\t]+\t(.*)$", output, re.MULTILINE))
         return [by_number[str(number)] for number in range(len(self.lines))]
 
 
 @pytest.fixture(scope="module", params=LANGUAGES)
 def model(request, tmp_path_factory):
-    """Provide a model that copies, trained once."""
+    """Provide a model of each kind of LANGUAGES that copies its source."""
     pairs = make_corpus({"train": 150, "valid": 1, "test": 1}, nouns=20, verbs=10)["train"]
     plain = [source for source, _ in pairs]
     return CopyingModel(request.param, tmp_path_factory.mktemp(request.param), plain)
@@ -153,17 +165,19 @@ def by_fairseq(model) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ctranslate2_folder(model) -> Path:
+    """Provide the model as exported for CTranslate2, which translates fastest."""
     return model.exported("ctranslate2")
 
 
 # the same translations
 
 
-def test_the_lines_are_two_hundred_different_ones(model, by_fairseq):
-    assert len(by_fairseq) == 200
-    assert len(set(model.lines)) == 200
+def test_the_lines_and_most_of_their_translations_differ(model, by_fairseq):
+    """Otherwise equal translations, as the tests below find them, would say little."""
+    assert len(set(model.lines)) == 200  # 50 frames of support/odd.py around 4 sentences each
     assert not any(map(is_blank, model.lines))
-    assert len(set(by_fairseq)) > 100
+    assert len(by_fairseq) == 200
+    assert len(set(by_fairseq)) > 100  # lines with other characters, all <unk> to the model, may have one translation
 
 
 def assert_alike(lines: list[str], expected: list[str], translated: list[str]) -> None:
@@ -176,10 +190,15 @@ def assert_alike(lines: list[str], expected: list[str], translated: list[str]) -
 
 
 def test_stock_fairseq_translates_odd_lines_alike(model, by_fairseq):
-    assert_alike(model.lines, by_fairseq, model.interactive(model.exported("transformer")))
+    """`deepnet export --to transformer` writes a checkpoint that fairseq reads without this package."""
+    stock_checkpoint = model.exported("transformer")
+
+    translated = model.interactive(stock_checkpoint)
+
+    assert_alike(model.lines, by_fairseq, translated)
 
 
-@pytest.mark.parametrize("to", ["ctranslate2", "huggingface", "checkpoint"])
+@pytest.mark.parametrize("to", [*EXPORTS, "checkpoint"])
 def test_deepnet_translate_translates_odd_lines_as_fairseq_does(model, by_fairseq, to):
     translated = translation.translate(model.exported(to), model.lines, **model.options)
 
@@ -187,34 +206,39 @@ def test_deepnet_translate_translates_odd_lines_as_fairseq_does(model, by_fairse
 
 
 def test_our_own_search_translates_odd_lines_as_fairseqs_does(model, by_fairseq, monkeypatch):
-    """A checkpoint is translated by our own search where CTranslate2 is not installed."""
+    """A checkpoint is translated by our own search, the engine Fairseq, where CTranslate2 is not installed."""
     find = translation.importlib.util.find_spec
 
     def find_all_but_ctranslate2(name: str):
         return None if name == "ctranslate2" else find(name)
 
-    languages = (model.source, model.target) if model.is_multilingual else (None, None)
     monkeypatch.setattr("importlib.util.find_spec", find_all_but_ctranslate2)
-    translator = translation.load(str(model.checkpoint), None, *languages)
+    languages = {"source": model.source, "target": model.target} if model.is_multilingual else {}
+    translator = translation.load(str(model.checkpoint), **languages)
+
+    translated = list(translator.translate(model.lines))
 
     assert isinstance(translator.engine, translation.Fairseq)
-    assert_alike(model.lines, by_fairseq, list(translator.translate(model.lines)))
+    assert_alike(model.lines, by_fairseq, translated)
 
 
-@pytest.mark.parametrize("to", ["ctranslate2", "huggingface"])
+@pytest.mark.parametrize("to", EXPORTS)
 def test_the_example_in_an_exports_readme_translates(model, by_fairseq, to):
     """It needs neither fairseq nor this package."""
-    places = (0, 50, 120)
-
+    places = (0, 50, 120)  # frames ">>{}<<", "{} </s>", and "é {}" with a combining accent
     lines = [model.lines[place] for place in places]
+    expected = [by_fairseq[place] for place in places]
+
     printed = printed_by_example(model.exported(to), lines, forbidden=("fairseq", "deepnet_fairseq"))
 
-    assert printed == repr([by_fairseq[place] for place in places])
+    assert printed == repr(expected)
 
 
-@pytest.mark.parametrize("to", ["ctranslate2", "huggingface"])
+@pytest.mark.parametrize("to", EXPORTS)
 def test_the_example_in_an_exports_readme_is_short(model, to):
+    """The README has one or two blocks of code, of which the Python one has 15 lines at most and a place for text."""
     folder = model.exported(to)
+
     fences = re.findall("^```", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     example = python_example(folder)
 
@@ -224,28 +248,30 @@ def test_the_example_in_an_exports_readme_is_short(model, to):
 
 
 def test_lines_of_stdin_keep_their_order_and_blank_ones_stay_blank(model, ctranslate2_folder, monkeypatch, capsys):
-    """The last line needs no newline."""
+    """A line of a zero-width space alone is blank too, and the last line needs no newline.
+
+    With 50 tokens a batch the lines are translated in several batches, sorted by their lengths.
+    """
     given = [model.lines[0], "", "\u200b", *model.lines[1:30]]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(given).encode())))
 
     main(["translate", str(ctranslate2_folder), "--max-tokens", "50", *model.language_flags])
 
-    *lines, after_last = capsys.readouterr().out.split("\n")
-    assert after_last == ""
-    assert len(lines) == len(given)
-    assert lines[1:3] == ["", ""]
+    *printed, after_last_newline = capsys.readouterr().out.split("\n")
     expected = translation.translate(ctranslate2_folder, model.lines[:30], **model.options)
-    assert [line for line in lines if line] == expected
+    assert printed == [expected[0], "", "", *expected[1:]]
+    assert after_last_newline == ""
 
 
-def test_products_in_eight_bits_change_few_translations(model, ctranslate2_folder):
+def test_products_in_eight_bits_leave_many_translations_as_they_are(model, ctranslate2_folder):
+    """Not all, for the model is small and its scores lie close together; wrong products would leave none."""
     lines = model.lines[:40]
 
     exact = deepnet_fairseq.translate(ctranslate2_folder, lines, int8=False, **model.options)
     int8 = deepnet_fairseq.translate(ctranslate2_folder, lines, int8=True, **model.options)
 
-    assert len(exact) == 40
     same = [one for one, other in zip(exact, int8, strict=True) if one == other]
+    assert len(exact) == 40
     assert len(same) > 10
 
 
@@ -253,32 +279,36 @@ def test_products_in_eight_bits_change_few_translations(model, ctranslate2_folde
 
 
 @pytest.fixture
-def file(model, tmp_path):
-    """Provide a file of one line."""
-    (tmp_path / "lines").write_text(model.lines[0])
-    return tmp_path / "lines"
+def file_of_a_line(model, tmp_path):
+    """Provide a file of one line that can be translated."""
+    file = tmp_path / "lines"
+    file.write_text(model.lines[0])
+    return file
 
 
 def refused_translation(capsys, *words) -> str:
-    """Return the line with which `deepnet translate WORDS` ends before it prints a translation."""
+    """Return the error line with which `deepnet translate WORDS` ends before it prints a translation."""
     capsys.readouterr()
     line = refusal("translate", *words)
     assert capsys.readouterr().out == ""
     return line
 
 
-@pytest.mark.parametrize("to", ["ctranslate2", "huggingface", "checkpoint"])
-def test_a_line_that_is_too_long_is_named_before_any_translation(model, to, file, capsys):
-    too_long = " ".join([model.lines[9]] * 40)
+@pytest.mark.parametrize("to", [*EXPORTS, "checkpoint"])
+def test_a_line_that_is_too_long_is_named_before_any_translation(model, to, tmp_path, capsys):
+    """The message has the line's number, and the number of tokens that fit."""
+    too_long = " ".join([model.lines[9]] * 40)  # several tokens, 40 times
+    file = tmp_path / "lines"
     file.write_text(f"{model.lines[0]}\n{too_long}\n")
 
     line = refused_translation(capsys, model.exported(to), file, *model.language_flags)
 
     assert "line 2: " in line
-    assert f"{POSITIONS};" in line
+    assert re.search(rf"\b{POSITIONS}\b", line)
 
 
-def test_a_line_that_is_not_utf_8_is_named_before_any_translation(model, ctranslate2_folder, file, capsys):
+def test_a_line_that_is_not_utf_8_is_named_before_any_translation(model, ctranslate2_folder, tmp_path, capsys):
+    file = tmp_path / "lines"
     file.write_bytes(model.lines[0].encode() + b"\n\xff\n")
 
     line = refused_translation(capsys, ctranslate2_folder, file, *model.language_flags)
@@ -287,57 +317,73 @@ def test_a_line_that_is_not_utf_8_is_named_before_any_translation(model, ctransl
     assert "UTF-8" in line
 
 
-@pytest.mark.parametrize("flag", ["--beam 0", "--threads 0", "--data {folder}"])
-def test_a_wrong_flag_is_named(flag, model, ctranslate2_folder, file, tmp_path, capsys):
-    """Among them the data of an exported folder, which has what cuts its text."""
-    flag = flag.format(folder=tmp_path)
-
-    line = refused_translation(capsys, ctranslate2_folder, file, *model.language_flags, *flag.split())
+@pytest.mark.parametrize("flag", ["--beam 0", "--threads 0"])
+def test_a_number_of_0_is_refused_by_its_flag(flag, model, ctranslate2_folder, file_of_a_line, capsys):
+    line = refused_translation(capsys, ctranslate2_folder, file_of_a_line, *model.language_flags, *flag.split())
 
     assert f"error: {flag}: " in line
 
 
-def test_a_language_that_the_model_does_not_have_is_named(ctranslate2_folder, file, capsys):
-    line = refused_translation(capsys, ctranslate2_folder, file, "--target-lang", "xx")
+def test_data_are_refused_for_an_export(model, ctranslate2_folder, file_of_a_line, tmp_path, capsys):
+    """--data says where a checkpoint's vocabulary is; an exported folder has its own."""
+    data = ("--data", tmp_path)
 
-    assert re.search("--(source|target)-lang", line)
+    line = refused_translation(capsys, ctranslate2_folder, file_of_a_line, *model.language_flags, *data)
+
+    assert f"error: --data {tmp_path}: " in line
 
 
-def test_8_bits_are_refused_without_ctranslate2(model, file, capsys):
-    line = refused_translation(capsys, model.exported("huggingface"), file, *model.language_flags, "--int8")
+def test_a_language_that_the_model_does_not_have_is_named(model, ctranslate2_folder, file_of_a_line, capsys):
+    languages = ("--source-lang", model.source, "--target-lang", "xx")
+
+    line = refused_translation(capsys, ctranslate2_folder, file_of_a_line, *languages)
+
+    assert "--target-lang xx: " in line
+
+
+def test_8_bits_are_refused_without_ctranslate2(model, file_of_a_line, capsys):
+    words = (model.exported("huggingface"), file_of_a_line, *model.language_flags)
+
+    line = refused_translation(capsys, *words, "--int8")
 
     assert "--int8: " in line
     assert "CTranslate2" in line
 
 
 def test_a_missing_file_is_named(model, ctranslate2_folder, tmp_path, capsys):
-    line = refused_translation(capsys, ctranslate2_folder, tmp_path / "missing", *model.language_flags)
+    missing = tmp_path / "missing"
 
-    assert f"{tmp_path / 'missing'}: " in line
+    line = refused_translation(capsys, ctranslate2_folder, missing, *model.language_flags)
 
-
-def test_a_missing_model_is_named(file, tmp_path, capsys):
-    line = refused_translation(capsys, tmp_path / "missing", file)
-
-    assert f"{tmp_path / 'missing'}: " in line
-    assert "checkpoint" in line
+    assert f"{missing}: " in line
 
 
-def test_a_folder_that_is_no_export_is_named(file, tmp_path, capsys):
-    line = refused_translation(capsys, tmp_path, file)
+def test_a_missing_model_is_named(file_of_a_line, tmp_path, capsys):
+    missing = tmp_path / "missing"
+
+    line = refused_translation(capsys, missing, file_of_a_line)
+
+    assert f"{missing}: " in line
+
+
+def test_a_folder_that_is_no_export_is_named_with_the_file_that_it_lacks(file_of_a_line, tmp_path, capsys):
+    """translation.NAME is the file in which an export describes its text."""
+    line = refused_translation(capsys, tmp_path, file_of_a_line)
 
     assert f"{tmp_path}: " in line
     assert translation.NAME in line
 
 
-def test_a_damaged_description_of_an_export_is_named(ctranslate2_folder, file, tmp_path, capsys):
+def test_a_damaged_description_of_an_export_is_named(ctranslate2_folder, file_of_a_line, tmp_path, capsys):
+    """The description has one of its keys alone."""
     broken = tmp_path / "broken"
     shutil.copytree(ctranslate2_folder, broken)
-    (broken / translation.NAME).write_text(json.dumps({"pieces": "sentencepiece"}))
+    description = broken / translation.NAME
+    description.write_text(json.dumps({"pieces": "sentencepiece"}))
 
-    line = refused_translation(capsys, broken, file)
+    line = refused_translation(capsys, broken, file_of_a_line)
 
-    assert f"{broken / translation.NAME}: " in line
+    assert f"{description}: " in line
 
 
 def test_a_line_in_place_of_a_list_is_refused_in_python(ctranslate2_folder):

@@ -1,4 +1,9 @@
-"""Tests of `deepnet verify`: correct models fit, published mistakes are named; fixtures follow descriptions."""
+"""Tests of `deepnet verify`: correct models fit, and published mistakes are named.
+
+An audit compares a model's initial weights and the factors of its shortcuts with a method's formulas. A finding is a
+line about what does not fit, as "decoder ffn.fc1: 1.4 times what deepnorm gives; EXPLANATION". Weights are named as in
+the code of other packages, and drawn as that code is described to draw them (support/state_dicts.py).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from torch import nn
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.models import build
-from deepnet_fairseq.tools.verify import audit, verify
+from deepnet_fairseq.tools.verify import NOT_PRESCRIBED, audit, verify
 from deepnet_fairseq.tools.verify.sources import recognise
 
 from ..support.errors import refused
@@ -31,21 +36,21 @@ from ..support.state_dicts import (
 )
 
 VOCAB = 50
-KINDS = list(archs.STACKS)
-MODIFIERS = "+pro_res+qk_norm"
+KINDS = list(archs.STACKS)  # translator, language model, masked language model
+MODIFIERS = "+pro_res+qk_norm"  # options that go with any method: smaller branches at first, normalised queries
 MODELS = [*sorted(METHODS), *(f"{method}{MODIFIERS}" for method in ("deepnorm", "pre_ln", "keel"))]
 
 
 def audited(state: dict, method: str = "deepnorm", alpha: float | None = None):
-    """Audit a state dict, with alpha as a number beside the layers if it is given."""
+    """Audit a state dict. alpha: stored factor of the decoder's shortcuts, None for a file that stores none."""
     if alpha is not None:
         state = state | {"decoder.alpha": torch.tensor(alpha)}
     return audit(recognise(state, {}), method)
 
 
 def model_inputs(kind: str) -> tuple:
-    """Return the inputs of a model of a kind, two rows of eight tokens."""
-    ids = torch.arange(16).view(2, 8) % 7 + 3
+    """Return the arguments of a call of such a model, with two rows of eight tokens: any will do for a factor."""
+    ids = torch.arange(16).view(2, 8) % 7 + 3  # above the special symbols
     if kind == archs.MODEL_NAME:
         return ids, None, ids
     return (ids,)
@@ -65,9 +70,9 @@ def places(findings: list[str]) -> list[str]:
 
 
 def correct_model(name: str, kind: str):
-    """Build a model of 3 layers. name: a method, and modifiers behind a + each.
+    """Build a model of 3 layers, by name of MODELS.
 
-    The encoder of a translator is wider than its decoder, so cross-attention is to another width.
+    The encoder of a translator is wider than its decoder, so that cross-attention reads another width.
     """
     method, *modifiers = name.split("+")
     fields = sizes(kind, layers=3) | {"method": method} | dict.fromkeys(modifiers, True)
@@ -82,7 +87,7 @@ def correct_model(name: str, kind: str):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_correct_model_of_every_method_fits(name, kind):
-    """Modifiers do not disturb the audit: small branches and normalised queries give no wrong finding."""
+    """It fits also with modifiers, whose small branches leave the factors of the shortcuts measurable."""
     method = name.removesuffix(MODIFIERS)
 
     result = verify(correct_model(name, kind), method, model_inputs(kind))
@@ -90,8 +95,8 @@ def test_a_correct_model_of_every_method_fits(name, kind):
     assert result.fits, result.findings
     assert not result.trained
     assert {row.verdict for row in result.rows} == {"fits"}
-    if name != method:
-        assert result.factors  # of the shortcuts, which the modifiers leave measurable
+    if name.endswith(MODIFIERS):
+        assert result.factors
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,21 +111,27 @@ def test_correct_weights_in_fairseqs_names_fit():
     result = audited(deepnorm_decoder(24), alpha=decoder_alpha(24))
 
     assert result.fits
-    assert len(result.rows) == len(["q", "k", "v", "out", "fc1", "fc2"])
-    assert result.factors[0][-1] == "fits"
+    assert [row.kind.split(".")[1] for row in result.rows] == ["q", "k", "v", "out", "fc1", "fc2"]
+    [[*_, verdict_on_alpha]] = result.factors
+    assert verdict_on_alpha == "fits"
 
 
 def test_an_audit_is_printed_and_listed_with_its_verdict():
+    """LayerNorms are not judged, so that something is unexamined in any audit."""
     result = audited(deepnorm_decoder(24), alpha=decoder_alpha(24))
 
-    assert result.text().splitlines()[-1].endswith("fits --method deepnorm")
-    assert result.as_dict()["fits"]
-    assert result.as_dict()["unexamined"]
+    printed = result.text()
+    listed = result.as_dict()
+
+    assert printed.splitlines()[-1].endswith("fits --method deepnorm")
+    assert listed["fits"]
+    assert listed["unexamined"]
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("seed", range(5))
 def test_small_models_give_no_false_alarm(seed, layers):
+    """The fewer elements a matrix has, the farther its deviation is from the formula's by chance."""
     torch.manual_seed(seed)
     model = build(archs.LM, VOCAB, method="deepnorm", **sizes(archs.LM, layers))
 
@@ -131,8 +142,8 @@ def test_small_models_give_no_false_alarm(seed, layers):
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("seed", range(5))
-def test_weights_too_wide_are_found_in_small_models(seed, layers):
-    """By sqrt(2), in matrices of 16 x 32."""
+def test_weights_too_wide_by_sqrt_2_are_found_in_small_models(seed, layers):
+    """The matrices have 16 x 32 elements, whose deviation may be off by chance, but not as far."""
     torch.manual_seed(seed)
     model = build(archs.LM, VOCAB, method="deepnorm", **sizes(archs.LM, layers))
     for layer in model.decoder.layers:
@@ -140,58 +151,76 @@ def test_weights_too_wide_are_found_in_small_models(seed, layers):
 
     finding = only_finding(audited(model.state_dict()))
 
-    assert finding.startswith("decoder ffn.fc2: 1.")  # times what DeepNorm gives
+    place, rest = finding.split(": ", maxsplit=1)
+    ratio = float(rest.split()[0])  # to what DeepNorm gives
+    assert place == "decoder ffn.fc2"
+    assert 1 < ratio < 2
 
 
 # initialisations of something else
 
 
 def test_the_gain_of_another_depth_is_named():
-    finding = only_finding(audited(decoder_in_fairseqs_names(36, decoder_beta(12))))
+    weights = decoder_in_fairseqs_names(layers=36, gain=decoder_beta(12))
+
+    finding = only_finding(audited(weights))
 
     assert "12 layers" in finding
 
 
 def test_the_initialisation_of_another_method_is_named():
-    gain_of_sub_ln = math.log(2 * 24) ** 0.5
+    gain_of_sub_ln = math.log(2 * 24) ** 0.5  # sqrt(log 2M) of M decoder layers (Foundation Transformers)
+    weights = decoder_in_fairseqs_names(layers=24, gain=gain_of_sub_ln)
 
-    finding = only_finding(audited(decoder_in_fairseqs_names(24, gain_of_sub_ln)))
+    finding = only_finding(audited(weights))
 
     assert "--method sub_ln" in finding
 
 
 def test_a_gain_of_no_method_and_no_depth_is_explained_by_none():
-    finding = only_finding(audited(decoder_in_fairseqs_names(24, 0.77)))
+    weights = decoder_in_fairseqs_names(layers=24, gain=0.77)  # DeepNorm's beta is 0.27
+
+    finding = only_finding(audited(weights))
 
     explanation = finding.split("; ")[1]
-    assert "nothing" in explanation
     assert "--method" not in explanation
-    assert not re.search(r"\d", explanation)
+    assert not re.search(r"\d", explanation)  # a depth or a factor
 
 
-def test_torchs_own_encoder_has_a_plain_shortcut_and_torchs_weights():
-    """torch's own encoder does not fit DeepNorm: a forward pass shows the plain shortcut, weights the init."""
+@pytest.fixture(scope="module")
+def audit_of_torchs_encoder():
+    """Provide the audit against DeepNorm of torch's own encoder of 3 layers, measured in a forward pass.
+
+    Its names do not say "encoder", so that it is taken for a decoder.
+    """
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, 4, FFN_WIDTH, batch_first=True)
     module = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    return verify(module, "deepnorm", inputs=(torch.randn(2, 8, WIDTH),))
 
-    result = verify(module, "deepnorm", (torch.randn(2, 8, WIDTH),))
 
-    of_shortcuts = [finding for finding in result.findings if "shortcut 1, " in finding]
-    assert places(of_shortcuts) == ["decoder self_attn", "decoder ffn"]
-    for finding in of_shortcuts:
-        assert f"{decoder_alpha(3):.4g}" in finding  # which DeepNorm has
-        assert "plain" in finding
-    assert any("torch's default" in finding for finding in result.findings)
+def test_the_plain_shortcuts_of_torchs_own_encoder_are_named(audit_of_torchs_encoder):
+    """Each finding has the factor that DeepNorm has, and says that the model's is 1."""
+    findings = [finding for finding in audit_of_torchs_encoder.findings if "plain" in finding]
+
+    assert places(findings) == ["decoder self_attn", "decoder ffn"]
+    for finding in findings:
+        assert " 1, " in finding
+        assert f"{decoder_alpha(3):.4g}" in finding
+
+
+def test_the_initialisation_of_torchs_own_encoder_is_named(audit_of_torchs_encoder):
+    assert any("torch's default" in finding for finding in audit_of_torchs_encoder.findings)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fairseqs_own_models_are_post_ln(kind):
-    result = verify(stock(kind, 3), "post_ln", model_inputs(kind))
+    """A row of factors is of one branch of a stack: three of a translator's decoder, two of any other stack."""
+    result = verify(stock(kind, layers=3), "post_ln", model_inputs(kind))
 
     assert result.fits, result.findings
-    assert result.profile == "fairseq_head"
-    branches = 5 if kind == archs.MODEL_NAME else 2
+    assert result.profile == "fairseq_head"  # how fairseq draws weights in every release after 0.9
+    branches = 2 + 3 if kind == archs.MODEL_NAME else 2
     assert len(result.factors) == branches
 
 
@@ -200,23 +229,27 @@ def test_fairseqs_own_models_are_not_deepnorm(kind):
     assert not verify(stock(kind, 3), "deepnorm").fits
 
 
-def test_robertas_weights_are_berts_which_no_method_prescribes():
-    result = verify(stock(archs.MASKED_LM, 3), "post_ln", model_inputs(archs.MASKED_LM))
+def test_robertas_weights_are_berts_which_post_ln_does_not_prescribe():
+    """fairseq's RoBERTa draws weights from N(0, 0.02); as Post-LN has no gain, that is a note and no finding."""
+    result = verify(stock(archs.MASKED_LM, layers=3), "post_ln", model_inputs(archs.MASKED_LM))
 
     assert "N(0, 0.02)" in result.notes[0]
-    assert {row.verdict for row in result.rows} == {"not the method's"}
+    assert {row.verdict for row in result.rows} == {NOT_PRESCRIBED}
 
 
-# shortcuts of live modules
+# factors of shortcuts, measured in a forward pass
 
 
 class LabmlLayer(nn.TransformerEncoderLayer):
-    """DeepNorm layer of labml in torch's names, with Xavier's deviations and beta; a on the shortcut, b on f."""
+    """DeepNorm layer as labml has it, LN(a x + b f), in torch's names.
+
+    Its weights are correct: Xavier-normal, times beta where DeepNorm has it. layers: of the model, for beta.
+    """
 
     def __init__(self, layers: int, a: float, b: float):
         super().__init__(WIDTH, 4, FFN_WIDTH, batch_first=True)
-        self.a = a
-        self.b = b
+        self.a = a  # factor of the shortcut
+        self.b = b  # factor of the branch
         query, key, value = self.self_attn.in_proj_weight.chunk(3)
         for weight in (query, key):
             nn.init.xavier_normal_(weight)
@@ -228,25 +261,33 @@ class LabmlLayer(nn.TransformerEncoderLayer):
         return self.norm2(self.a * x + self.b * self._ff_block(x))
 
 
-def labml_model(a: float, b: float, layers: int = 6) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(VOCAB, WIDTH), *(LabmlLayer(layers, a, b) for _ in range(layers)))
-
-
-ALPHA = decoder_alpha(6)
+LABML_LAYERS = 6
+ALPHA = decoder_alpha(LABML_LAYERS)
 LABML_INPUTS = model_inputs(archs.LM)
 
 
-def test_alpha_on_the_shortcut_fits_in_a_live_module():
-    assert verify(labml_model(a=ALPHA, b=1.0), "deepnorm", LABML_INPUTS).fits
+def labml_model(a: float, b: float) -> nn.Module:
+    """Build a model of embeddings and LABML_LAYERS such layers, whose correct factors are a=ALPHA and b=1."""
+    torch.manual_seed(0)
+    layers = [LabmlLayer(LABML_LAYERS, a, b) for _ in range(LABML_LAYERS)]
+    return nn.Sequential(nn.Embedding(VOCAB, WIDTH), *layers)
+
+
+def test_alpha_on_the_shortcut_fits_in_a_forward_pass():
+    result = verify(labml_model(a=ALPHA, b=1.0), "deepnorm", LABML_INPUTS)
+
+    assert result.factors
+    assert result.fits
 
 
 def test_factors_are_measured_only_with_inputs():
-    assert not verify(labml_model(a=ALPHA, b=1.0), "deepnorm").factors
+    result = verify(labml_model(a=ALPHA, b=1.0), "deepnorm", inputs=None)
+
+    assert not result.factors
 
 
-def test_alpha_on_the_branch_shows_in_a_live_module():
-    """labml's x + alpha f is found in a forward pass; weights alone cannot show it."""
+def test_alpha_on_the_branch_shows_in_a_forward_pass():
+    """labml computes x + alpha f."""
     module = labml_model(a=1.0, b=ALPHA)
 
     findings = verify(module, "deepnorm", LABML_INPUTS).findings
@@ -254,10 +295,16 @@ def test_alpha_on_the_branch_shows_in_a_live_module():
     assert places(findings) == ["decoder self_attn", "decoder ffn"]
     for finding in findings:
         assert f"x + {ALPHA:.4g} f" in finding
+
+
+def test_alpha_on_the_branch_does_not_show_in_weights_alone():
+    module = labml_model(a=1.0, b=ALPHA)
+
     assert audited(module.state_dict()).fits
 
 
 def test_measuring_leaves_the_module_as_it_was():
+    """It stays in training mode, and keeps no hook."""
     module = labml_model(a=1.0, b=ALPHA).train()
 
     verify(module, "deepnorm", LABML_INPUTS)
@@ -267,31 +314,67 @@ def test_measuring_leaves_the_module_as_it_was():
         assert not part._forward_hooks
 
 
-def test_a_factor_of_shortcut_and_branch_alike_fits():
-    """LayerNorm removes a common factor."""
+def test_a_common_factor_of_shortcut_and_branch_fits():
+    """LayerNorm removes it: LN(2 x + 2 f) is Post-LN's LN(x + f)."""
     result = verify(labml_model(a=2.0, b=2.0), "post_ln", LABML_INPUTS)
 
-    assert result.factors[0][-1] == "fits"
+    verdicts = [verdict for *_, verdict in result.factors]
+    assert verdicts == ["fits", "fits"]  # of self-attention and feed-forward
 
 
 # published mistakes
 
-WITHOUT_V = tuple(name for name in GAINED if name != "v_proj")
-MISTAKES = {  # name in the manual's table -> the audit of what it describes
-    "MixLN": lambda: audited(decoder_in_fairseqs_names(24, 1 / decoder_beta(24)), alpha=2.8284271247461903),
-    "Keel": lambda: audited(decoder_in_fairseqs_names(24, 1 / decoder_alpha(24)), alpha=decoder_alpha(24)),
-    "torchscale": lambda: audited(torchscale_model(12, 12)),
-    "xformers": lambda: audited(decoder_in_fairseqs_names(12, decoder_beta(12), WITHOUT_V)),
-    "labml": lambda: verify(labml_model(a=1.0, b=ALPHA), "deepnorm", LABML_INPUTS),
-    "several": lambda: audited(encoder_in_torchs_names(12, decoder_beta(12))),
-    "microsoft": lambda: audited(decoder_in_fairseqs_names(12, decoder_alpha(12)), alpha=decoder_beta(12)),
+
+def audit_of_mixln():
+    """MixLN's gain is the inverse of beta, and its alpha the same at any depth, that of 32 layers, 64^(1/4)."""
+    return audited(decoder_in_fairseqs_names(24, gain=1 / decoder_beta(24)), alpha=2.8284271247461903)
+
+
+def audit_of_keel():
+    """Keel's gain is L^(-1/4) of L = 2M sub-layers, the inverse of alpha."""
+    return audited(decoder_in_fairseqs_names(24, gain=1 / decoder_alpha(24)), alpha=decoder_alpha(24))
+
+
+def audit_of_torchscale():
+    return audited(torchscale_model(encoder_layers=12, decoder_layers=12))
+
+
+def audit_of_xformers():
+    """Before its #284, v had no gain."""
+    gained = tuple(name for name in GAINED if name != "v_proj")
+    return audited(decoder_in_fairseqs_names(12, gain=decoder_beta(12), gained=gained))
+
+
+def audit_of_labml():
+    """labml computes LN(x + alpha f)."""
+    return verify(labml_model(a=1.0, b=ALPHA), "deepnorm", LABML_INPUTS)
+
+
+def audit_of_several():
+    """Several packages draw q, k and v as one matrix (3C, C)."""
+    return audited(encoder_in_torchs_names(12, beta=decoder_beta(12)))
+
+
+def audit_of_microsoft():
+    """In microsoft/unilm#663 alpha and beta are swapped."""
+    return audited(decoder_in_fairseqs_names(12, gain=decoder_alpha(12)), alpha=decoder_beta(12))
+
+
+MISTAKES = {  # first word of a row of the manual's table -> function that returns the audit of what it describes
+    "MixLN": audit_of_mixln,
+    "Keel": audit_of_keel,
+    "torchscale": audit_of_torchscale,
+    "xformers": audit_of_xformers,
+    "labml": audit_of_labml,
+    "several": audit_of_several,
+    "microsoft": audit_of_microsoft,
 }
 
 
 def quotations_of_the_manual() -> dict[str, list[str]]:
-    """Return what each row of docs/verify.md's table of known mistakes quotes of the audit, by the row's name."""
+    """Return what each row of docs/verify.md's table of known mistakes quotes of the audit, by its first word."""
     table = (ROOT / "docs" / "verify.md").read_text().split("## Known mistakes")[1]
-    rows = re.findall(r"^\| (\w+).*\|(.*) \|$", table, re.MULTILINE)[1:]
+    _header, *rows = re.findall(r"^\| (\w+).*\|(.*) \|$", table, re.MULTILINE)  # (first word, last cell)
     return {name: re.findall("`(.*?)`", cell) for name, cell in rows}
 
 
@@ -314,7 +397,7 @@ def test_the_manuals_table_quotes_the_findings(name):
 
 @pytest.fixture
 def trained_deepnorm_model():
-    """Provide a DeepNorm model with noise on all parameters, as after a training."""
+    """Provide a DeepNorm language model with noise on all parameters, which stands for a training."""
     torch.manual_seed(0)
     return disturb(build(archs.LM, VOCAB, method="deepnorm", **sizes(archs.LM, 3)))
 
@@ -323,33 +406,42 @@ def test_weights_of_a_trained_model_are_not_judged(trained_deepnorm_model):
     result = verify(trained_deepnorm_model, "deepnorm")
 
     assert result.fits
-    assert "LayerNorms" in result.trained  # their gains are no ones any more
-    assert {row.verdict for row in result.rows} <= {"fits", "trained, not judged"}
+    assert "LayerNorms" in result.trained  # whose gains show it: they are no ones any more
+    assert "trained, not judged" in {row.verdict for row in result.rows}
+    assert "does not fit" not in {row.verdict for row in result.rows}
 
 
 def test_shortcuts_of_a_trained_model_are_judged(trained_deepnorm_model):
+    """DeepNorm's constant alpha stays what it is in a training; Post-LN has 1."""
     result = verify(trained_deepnorm_model, "post_ln", model_inputs(archs.LM))
 
     assert sorted(places(result.findings)) == ["decoder ffn", "decoder self_attn"]
 
 
 def test_a_checkpoint_after_updates_is_of_a_trained_model():
-    state = decoder_in_fairseqs_names(24, gain=1.0)
+    """Its LayerNorms alone would be those of a fresh model."""
+    weights = decoder_in_fairseqs_names(24, gain=1.0)
 
-    assert audit(recognise(state, {}, 7), "deepnorm").trained
+    result = audit(recognise(weights, config={}, updates=7), "deepnorm")
+
+    assert "7 updates" in result.trained
 
 
 def test_a_stack_without_one_of_its_layers_is_refused():
-    state = decoder_in_fairseqs_names(4, gain=1.0)
-    without_third = {name: value for name, value in state.items() if ".layers.2." not in name}
+    """Layers are counted from 0 in the names, so that of 4 layers 3 are there without `layers.2`."""
+    weights = decoder_in_fairseqs_names(4, gain=1.0)
+    without_third = {name: value for name, value in weights.items() if ".layers.2." not in name}
 
     with refused("decoder") as caught:
         audited(without_third)
+
     assert "3" in caught.value.way_out
     assert "--names" in caught.value.way_out
 
 
 def test_weights_without_a_residual_branch_are_refused():
+    """The names are not those of a layer; they may be renamed."""
     with refused("fc.weight") as caught:
         audited({"fc.weight": torch.ones(2, 2)})
+
     assert "--names" in str(caught.value)

@@ -1,4 +1,8 @@
-"""Tests of the sources of `deepnet verify`: checkpoints, folders, safetensors, other names; refusals in one line."""
+"""Tests of the sources of `deepnet verify`: checkpoints, folders, safetensors, other names; refusals in one line.
+
+It compares a model's initial weights and its shortcuts' factor alpha with a method. Most weights here are those of a
+correct DeepNorm decoder, of support/state_dicts.py, so that they fit if they are read rightly.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ import json
 import math
 import re
 import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,7 +26,7 @@ from deepnet_fairseq.tools.verify import verify
 from deepnet_fairseq.tools.verify.reading import read_weights
 from deepnet_fairseq.tools.verify.sources import recognise
 
-from ..support.errors import assert_refused, refused
+from ..support.errors import assert_refused, refusal, refused
 from ..support.helpers import ROOT
 from ..support.single_stacks import sizes
 from ..support.state_dicts import (
@@ -58,7 +65,7 @@ def verify_status(*words) -> int:
 
 @pytest.fixture
 def hugging_face_folder(tmp_path):
-    """Provide a folder of a correct decoder of 4 layers, whose config has an alpha of its own."""
+    """Provide a folder of a correct DeepNorm decoder of 4 layers, whose config has alpha, and a number k besides."""
     config = {"model_type": "marian", "deepnorm_alpha": decoder_alpha(4), "k": 3}
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_safetensors(deepnorm_decoder(4), tmp_path / "model.safetensors")
@@ -66,23 +73,25 @@ def hugging_face_folder(tmp_path):
 
 
 def test_alpha_of_a_hugging_face_folder_comes_from_its_config(hugging_face_folder, capsys):
+    """The report has the factor, where it was found, and the depth."""
     assert verify_status(hugging_face_folder, "--method", "deepnorm") == 0
 
     printed = capsys.readouterr().out
-    assert "decoder 4; fresh" in printed
-    assert re.search(r"1\.6818 \(config\.json\.deepnorm.alpha\)", printed)
+    assert "decoder 4" in printed
+    assert f"{decoder_alpha(4):.4f} (config.json.deepnorm_alpha)" in printed
     assert printed.endswith("fits --method deepnorm\n")
 
 
 def test_alpha_of_a_file_of_safetensors_comes_from_a_buffer(tmp_path, capsys):
+    """The report has the factor, the buffer's name, and the depth."""
     buffer = {"decoder.alpha": torch.tensor(decoder_alpha(4))}
     write_safetensors(deepnorm_decoder(4) | buffer, tmp_path / "model.safetensors")
 
     assert verify_status(tmp_path / "model.safetensors", "--method", "deepnorm") == 0
 
     printed = capsys.readouterr().out
-    assert "decoder 4; fresh" in printed
-    assert re.search(r"1\.6818 \(decoder\.alpha\)", printed)
+    assert "decoder 4" in printed
+    assert f"{decoder_alpha(4):.4f} (decoder.alpha)" in printed
     assert printed.endswith("fits --method deepnorm\n")
 
 
@@ -95,46 +104,53 @@ def test_weights_that_do_not_fit_are_reported_as_json(hugging_face_folder, capsy
     assert report["findings"]
 
 
-def in_precision(dtype) -> dict:
+def deepnorm_decoder_in(dtype: torch.dtype) -> dict:
+    """Return a correct decoder's weights in this precision."""
     return {name: tensor.to(dtype) for name, tensor in deepnorm_decoder().items()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_safetensors_in_half_precision_fit(tmp_path, dtype):
-    write_safetensors(in_precision(dtype), tmp_path / "model.safetensors")
+    write_safetensors(deepnorm_decoder_in(dtype), tmp_path / "model.safetensors")
 
     assert verify(tmp_path / "model.safetensors", "deepnorm").fits
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_state_dict_in_half_precision_fits(tmp_path, dtype):
-    torch.save(in_precision(dtype), tmp_path / "plain.pt")
+    torch.save(deepnorm_decoder_in(dtype), tmp_path / "plain.pt")
 
     assert verify(tmp_path / "plain.pt", "deepnorm").fits
 
 
 def test_weights_in_the_checkpoint_of_another_trainer_fit(tmp_path):
+    """Lightning saves them under "state_dict"."""
     torch.save({"state_dict": deepnorm_decoder(), "epoch": 3}, tmp_path / "last.ckpt")
 
     assert verify(tmp_path / "last.ckpt", "deepnorm").fits
 
 
 def test_weights_stored_twice_count_once():
-    """As those of a wrapped module, and a matrix that is tied to the embeddings."""
+    """A state dict has a tensor twice if its module is wrapped by another, or if an output matrix is an embedding."""
     state = deepnorm_decoder(4)
     of_first_layer = {name: tensor for name, tensor in state.items() if "layers.0" in name}
     for name, tensor in of_first_layer.items():
         state[f"wrapped.{name}"] = tensor
     state["lm_head.weight"] = state["decoder.embed_tokens.weight"]
 
-    assert len(recognise(state, {}).matrices) == 4 * MATRICES_OF_A_LAYER
+    model = recognise(state, config={})
+
+    assert len(model.matrices) == 4 * MATRICES_OF_A_LAYER
 
 
 # checkpoints of this package
 
 
 def write_checkpoint(path, method: str, updates: int, **options) -> None:
-    """Write a checkpoint as fairseq-train does for one of our models."""
+    """Write a checkpoint as fairseq-train does for a language model of this package, of 3 layers.
+
+    updates: how many the checkpoint says; options: fields of the model's config.
+    """
     torch.manual_seed(0)
     fields = sizes(archs.LM, 3) | {"method": method} | options
     content = {
@@ -147,6 +163,7 @@ def write_checkpoint(path, method: str, updates: int, **options) -> None:
 
 
 def test_a_checkpoint_says_its_methods_options(tmp_path):
+    """By the default exponent, 0.5, the weights would not fit."""
     path = tmp_path / "checkpoint_last.pt"
     write_checkpoint(path, "ds_init", updates=0, ds_init_exponent=0.25)
 
@@ -155,7 +172,7 @@ def test_a_checkpoint_says_its_methods_options(tmp_path):
 
 @pytest.fixture
 def trained_checkpoint(tmp_path):
-    """Provide a checkpoint of a DeepNorm model after 12 updates, initialised by xavier_uniform."""
+    """Provide a checkpoint of a DeepNorm model after 12 updates, with xavier_uniform in place of xavier_normal."""
     path = tmp_path / "checkpoint_last.pt"
     write_checkpoint(path, "deepnorm", updates=12, init_profile="xavier_uniform")
     return path
@@ -172,7 +189,7 @@ def test_a_checkpoint_says_its_updates_and_initialisation(trained_checkpoint):
 def test_a_checkpoint_says_that_it_is_of_another_method(trained_checkpoint):
     findings = verify(trained_checkpoint, "post_ln").findings
 
-    assert any(finding.endswith("config says --method deepnorm") for finding in findings)
+    assert any(finding.endswith("--method deepnorm") for finding in findings)
 
 
 def test_alpha_of_another_depth_in_a_checkpoint_is_found(trained_checkpoint):
@@ -184,47 +201,73 @@ def test_alpha_of_another_depth_in_a_checkpoint_is_found(trained_checkpoint):
 
     assert f"{decoder_alpha(32):.4g}" in finding
     assert "32 layers" in finding
-    assert finding.endswith("has 3")
+    assert re.search(r"\b3\b", finding)  # layers of the model
 
 
 # names of other packages
 
-SQUARE, WIDENING, NARROWING = (WIDTH, WIDTH), (FFN_WIDTH, WIDTH), (WIDTH, FFN_WIDTH)
+SQUARE, WIDENING, NARROWING = (WIDTH, WIDTH), (FFN_WIDTH, WIDTH), (WIDTH, FFN_WIDTH)  # shapes of matrices (out, in)
 SHAPES_BY_ROLE = dict.fromkeys(ATTENTION_ROLES, SQUARE) | {"fc1": WIDENING, "fc2": NARROWING}
-LAYOUTS = {  # prefix of a layer -> its matrices, as in Marian, torchscale and torch
-    "model.decoder.layers.{}.": attention_shapes("self_attn") | {"fc1": WIDENING, "fc2": NARROWING},
-    "encoder.layers.{}.": attention_shapes("self_attn") | {"ffn.fc1": WIDENING, "ffn.fc2": NARROWING},
-    "layers.{}.": {
-        "self_attn.in_proj": (3 * WIDTH, WIDTH),
-        "self_attn.out_proj": SQUARE,
-        "linear1": WIDENING,
-        "linear2": NARROWING,
-    },
+
+
+class Layout(NamedTuple):
+    """How a package names the matrices of a layer: PREFIX, with {} for the layer's number, and each name -> shape.
+
+    stack: in which they are to be recognised.
+    """
+
+    prefix: str
+    stack: str
+    shapes: dict[str, tuple[int, int]]
+
+
+def of_attention() -> dict[str, tuple[int, int]]:
+    """Return name -> shape of q, k, v and out, each a matrix of its own."""
+    return {f"{name}.weight": shape for name, shape in attention_shapes("self_attn").items()}
+
+
+LAYOUTS = {  # package -> its names
+    "Marian": Layout(
+        "model.decoder.layers.{}.", "decoder", of_attention() | {"fc1.weight": WIDENING, "fc2.weight": NARROWING}
+    ),
+    "torchscale": Layout(
+        "encoder.layers.{}.", "encoder", of_attention() | {"ffn.fc1.weight": WIDENING, "ffn.fc2.weight": NARROWING}
+    ),
+    "torch": Layout(
+        "layers.{}.",
+        "decoder",  # for nothing says that it is an encoder
+        {
+            "self_attn.in_proj_weight": (3 * WIDTH, WIDTH),  # q, k and v
+            "self_attn.out_proj.weight": SQUARE,
+            "linear1.weight": WIDENING,
+            "linear2.weight": NARROWING,
+        },
+    ),
 }
 
 
-@pytest.mark.parametrize("prefix", LAYOUTS)
-def test_names_of_other_packages_are_recognised(prefix):
-    """Every role with its shape (out, in), in the right stack, and nothing unknown."""
+@pytest.mark.parametrize("package", LAYOUTS)
+def test_names_of_other_packages_are_recognised(package):
+    """All matrices of two layers have their role and shape, in the right stack, and no name is unknown."""
+    layout = LAYOUTS[package]
     state = {}
     for layer in range(2):
-        for name, shape in LAYOUTS[prefix].items():
-            end = "_weight" if name.endswith("in_proj") else ".weight"
-            state[f"{prefix.format(layer)}{name}{end}"] = torch.randn(*shape)
+        for name, shape in layout.shapes.items():
+            state[layout.prefix.format(layer) + name] = torch.randn(*shape)
 
-    model = recognise(state, {})
+    model = recognise(state, config={})
 
     weights = [matrix.weight for matrix in model.matrices]
     assert len(weights) == 2 * MATRICES_OF_A_LAYER
     assert {weight.role: tuple(weight.linear.weight.shape) for weight in weights} == SHAPES_BY_ROLE
-    assert {weight.site.stack for weight in weights} == {"encoder" if "encoder" in prefix else "decoder"}
-    assert max(model.depths.values()) == 2
+    assert {weight.site.stack for weight in weights} == {layout.stack}
+    assert model.depths[layout.stack] == 2
     assert not model.unknown
 
 
-@pytest.mark.parametrize("name", ["encoder_attn.q_proj", "multihead_attn.out_proj"])
+@pytest.mark.parametrize("name", ["encoder_attn.q_proj", "multihead_attn.out_proj"])  # fairseq's, torch's
 def test_cross_attention_is_told_from_self_attention(name):
-    model = recognise({f"decoder.layers.0.{name}.weight": torch.randn(WIDTH, WIDTH)}, {})
+    model = recognise({f"decoder.layers.0.{name}.weight": torch.randn(WIDTH, WIDTH)}, config={})
 
     assert model.matrices[0].weight.site.sublayer == "encoder_attn"
 
@@ -234,9 +277,10 @@ def test_cross_attention_is_told_from_self_attention(name):
 
 @pytest.fixture
 def model_in_own_names(tmp_path):
-    """Provide a file of weights in the names of docs/verify.md's example, with beta inverted in fc2.
+    """Provide a file of a decoder of 4 layers, in the names that the example in docs/verify.md renames.
 
-    A matrix of a name that the example does not rename is in each layer.
+    It is a DeepNorm model but for fc2, named "contract", whose gain is 1 / beta. Each layer has a matrix "strange"
+    besides, whose name the example does not rename.
     """
     torch.manual_seed(0)
     state = {}
@@ -252,12 +296,12 @@ def model_in_own_names(tmp_path):
     return tmp_path / "model.pt"
 
 
-def test_names_of_ones_own_need_a_file_that_renames_them(model_in_own_names):
+def test_a_users_own_names_need_a_file_that_renames_them(model_in_own_names):
     assert_refused("--names FILE", "verify", model_in_own_names, "--method", "deepnorm")
 
 
-def test_the_manuals_file_renames_ones_own_names(model_in_own_names, tmp_path, capsys):
-    """A user's own names are renamed by the file of docs/verify.md; weights it omits are listed."""
+def test_the_manuals_file_renames_a_users_own_names(model_in_own_names, tmp_path, capsys):
+    """Then the mistake in fc2 alone is found, and the weights that the file does not rename are listed."""
     example = re.search(r"```toml\n(.*?)```", MANUAL.read_text(), re.DOTALL)[1]
     (tmp_path / "names.toml").write_text(example)
 
@@ -266,69 +310,92 @@ def test_the_manuals_file_renames_ones_own_names(model_in_own_names, tmp_path, c
 
     printed = capsys.readouterr().out
     assert printed.count("does not fit:") == 1
-    assert "decoder ffn.fc2: 5.6" in printed  # 1 / beta ** 2 = 32 ** 0.5
+    assert "decoder ffn.fc2: 5.6" in printed  # 1 / beta over beta, (8 * 4) ** 0.5 = 5.66
     assert "inverted" in printed
-    assert "net.N.strange.W;" in printed
+    assert "net.N.strange.W" in printed
 
 
 @pytest.mark.parametrize(
-    "text", ["a = ", "a.b = 'c'", "a = 3", "'(' = 'a'", r"'a' = '\1'", r"'a' = '\g<b>'", "'a{99999999999}' = 'b'"]
+    "text",
+    [
+        "a = ",  # no TOML
+        "a.b = 'c'",  # a table
+        "a = 3",  # no replacement
+        "'(' = 'a'",  # no regular expression
+        r"'a' = '\1'",  # a group that the expression lacks
+        r"'a' = '\g<b>'",  # the same by a name
+        "'a{99999999999}' = 'b'",  # more repetitions than Python's expressions have
+    ],
 )
-def test_a_file_that_renames_nothing_is_refused(tmp_path, text):
+def test_a_malformed_file_of_names_is_refused(tmp_path, text):
+    """The line names the file, and the page that explains it."""
     file = tmp_path / "names.toml"
     file.write_text(text)
 
-    words = ("verify", "model.pt", "--method", "deepnorm", "--names", file)
-    assert_refused(f"--names {file}", *words)
-    assert_refused("docs/verify.md", *words)
+    line = refusal("verify", "model.pt", "--method", "deepnorm", "--names", file)
+
+    assert f"--names {file}" in line
+    assert "docs/verify.md" in line
 
 
 # what cannot be read
 
 
+def write_cut_off(path) -> None:
+    """Write the beginning of a checkpoint."""
+    torch.save(deepnorm_decoder(), path)
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+class Unreadable(NamedTuple):
+    """How to write a file or folder that holds no weights, and the word by which the line tells why it is refused."""
+
+    write: Callable[[Path], object]
+    reason: str
+
+
+UNREADABLE = {
+    "script.pt": Unreadable(
+        lambda path: torch.jit.trace(nn.Linear(2, 2), torch.ones(2)).save(path), reason="TorchScript"
+    ),
+    "tensor.pt": Unreadable(lambda path: torch.save(torch.ones(3), path), reason="Tensor"),
+    "numbers.pt": Unreadable(lambda path: torch.save({"steps": 3}, path), reason="weights"),
+    "cut.pt": Unreadable(write_cut_off, reason="truncated"),
+    "absent.pt": Unreadable(lambda path: None, reason="no such"),
+    "folder": Unreadable(lambda path: path.mkdir(), reason="model.safetensors"),  # which it lacks
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_file_without_weights_is_refused(tmp_path, name):
+    path = tmp_path / name
+    UNREADABLE[name].write(path)
+
+    line = refusal("verify", path, "--method", "deepnorm")
+
+    assert str(path) in line
+    assert UNREADABLE[name].reason in line
+
+
 class PrintsWhenUnpickled(nn.Module):
-    """Module that reports its unpickling."""
+    """Module whose unpickling runs code, which prints a line."""
 
     def __reduce__(self):
         return print, ("code was run",)
 
 
-def write_cut_off(path) -> None:
-    torch.save(deepnorm_decoder(), path)
-    path.write_bytes(path.read_bytes()[:5000])
+def test_code_in_a_file_is_not_run(tmp_path, capsys):
+    path = tmp_path / "code.pt"
+    torch.save(PrintsWhenUnpickled(), path)
 
-
-UNREADABLE = {  # name -> how to write it
-    "code.pt": lambda path: torch.save(PrintsWhenUnpickled(), path),
-    "script.pt": lambda path: torch.jit.trace(nn.Linear(2, 2), torch.ones(2)).save(path),
-    "tensor.pt": lambda path: torch.save(torch.ones(3), path),
-    "numbers.pt": lambda path: torch.save({"steps": 3}, path),
-    "cut.pt": write_cut_off,
-    "absent.pt": lambda path: None,
-    "folder": lambda path: path.mkdir(),
-}
-FACTS = {  # name -> what the line says beside the path
-    "code.pt": "refused", "script.pt": "TorchScript", "tensor.pt": "Tensor", "numbers.pt": "no weights",
-    "cut.pt": "truncated", "absent.pt": "no such", "folder": "model.safetensors",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, capsys):
-    path = tmp_path / name
-    UNREADABLE[name](path)
-    capsys.readouterr()
-
-    words = ("verify", path, "--method", "deepnorm")
-    assert_refused(path, *words)
-    assert_refused(FACTS[name], *words)
+    assert_refused(path, "verify", path, "--method", "deepnorm")
 
     assert "code was run" not in capsys.readouterr().out
 
 
-DAMAGES = {
+DAMAGES = {  # -> function that damages the bytes of a file of safetensors
     "an end is missing": lambda whole: whole[:-10],
-    "a header of 2^60 bytes": lambda whole: struct.pack("<Q", 2**60) + whole[8:],
+    "a header of 2^60 bytes": lambda whole: struct.pack("<Q", 2**60) + whole[8:],  # its size is the first 8 bytes
     "empty": lambda whole: b"",
 }
 
@@ -339,9 +406,10 @@ def test_damaged_safetensors_are_refused(tmp_path, damage):
     write_safetensors(deepnorm_decoder(1), path)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
 
-    words = ("verify", path, "--method", "deepnorm")
-    assert_refused(path, *words)
-    assert_refused("truncated", *words)
+    line = refusal("verify", path, "--method", "deepnorm")
+
+    assert str(path) in line
+    assert "truncated" in line
 
 
 def test_an_unknown_method_is_refused(tmp_path):
@@ -359,7 +427,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
         verify(tmp_path / "model.pt", "deepnorm")
 
     assert "layers.1.fc1.weight" in caught.value.way_out
-    assert "not finite" in caught.value.way_out
+    assert "finite" in caught.value.way_out
 
 
 def test_weights_alone_have_no_config_and_no_updates(tmp_path):
@@ -376,20 +444,20 @@ def test_weights_alone_have_no_config_and_no_updates(tmp_path):
 
 @pytest.fixture
 def complete_p_weights(tmp_path):
-    """Provide a file of the weights of CompleteP with base_depth 3."""
+    """Provide a file of the weights of CompleteP with the option base_depth 3, which the file does not say."""
     torch.manual_seed(0)
     fields = sizes(archs.LM, 6) | {"method": "complete_p", "complete_p_base_depth": 3}
     torch.save(build(archs.LM, 50, **fields).state_dict(), tmp_path / "model.pt")
     return tmp_path / "model.pt"
 
 
-def test_options_of_a_method_are_given(complete_p_weights):
+def test_weights_are_compared_with_the_method_with_the_users_options(complete_p_weights):
     assert verify_status(complete_p_weights, "--method", "complete_p", "--option", "base_depth=3") == 0
 
 
 @pytest.mark.parametrize("option", ["depth=3", "base_depth=three"])
 def test_a_wrong_option_of_a_method_is_refused(complete_p_weights, option):
-    words = ("verify", complete_p_weights, "--method", "complete_p", "--option", option)
+    line = refusal("verify", complete_p_weights, "--method", "complete_p", "--option", option)
 
-    assert_refused(f"--option {option}", *words)
-    assert_refused("base_depth", *words)  # the option that there is
+    assert f"--option {option}" in line
+    assert "base_depth" in line  # the option that there is
