@@ -7,6 +7,7 @@ import sys
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,13 +19,13 @@ from benchmarks.timing import STOCK, Cell, Column, readable, table, take_turns
 from ..conftest import TRAIN_FLAGS
 from ..support.helpers import ROOT, run, shown_in_results
 
-TINY = ["--cpu", "--max-tokens=300", "--benchmark-vocabulary=120", *models.size("2-1", "tiny")]
+TINY = ["--cpu", "--max-tokens=300", "--benchmark-vocabulary=120", *models.size("2-1", "tiny")]  # 2 and 1 layers
 TOKENS = "tokens per second"  # name of the quantity in the records
-BATCHES = {"default": "fairseq's batches", "32": "32 sentences", "1": "one sentence"}
+BATCHES = {"default": "fairseq's batches", "32": "32 sentences", "1": "one sentence"}  # in records -> on the page
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """Return the rows of Markdown tables, without headers and rulers."""
+    """Return the rows of the Markdown tables in a text, each a list of cells, without headers and rulers."""
     rows = []
     for line in text.splitlines():
         if line.startswith("| "):
@@ -45,12 +46,14 @@ def printed_speed() -> str:
 
 
 def test_speed_names_torch_and_what_is_left_out(printed_speed):
+    """torchscale is not installed."""
     assert torch.__version__.partition("+")[0] in printed_speed
     assert "torchscale" in printed_speed
 
 
 def test_speed_prints_a_row_for_each_model_and_condition(printed_speed):
-    conditions = [("2-1", "tiny"), ("2-1", "tiny", "3", "1"), ("2-1", "tiny", "3", "2")]  # sentences, beam
+    """A condition is depth and width, for translation also the sentences of a batch and the beam."""
+    conditions = [("2-1", "tiny"), ("2-1", "tiny", "3", "1"), ("2-1", "tiny", "3", "2")]
     expected = []
     for condition in conditions:
         expected += [[*condition, name] for name in ("ours", STOCK, "other")]
@@ -63,47 +66,55 @@ def test_speed_prints_a_row_for_each_model_and_condition(printed_speed):
         assert row[len(start)].endswith("]")  # the ratio to stock fairseq
 
 
-@pytest.fixture
-def turns():
-    """Provide the calls of three candidates in turn, and the table: ours is twice as fast as stock, late fails.
+class Turns(NamedTuple):
+    """The order in which three candidates were called, and the table of what was measured."""
 
-    Late fails when it is timed, after its warm-up.
+    called: list[str]
+    printed: str
+
+
+@pytest.fixture
+def turns() -> Turns:
+    """Provide the turns of three candidates: a warm-up, repeat -1, and the repeats 0 and 1.
+
+    Stock fairseq has the speeds 10 and 20, "ours" twice as much, and "late" fails in its warm-up.
     """
     called = []
     cells = {name: Cell(name) for name in (STOCK, "ours", "late")}
 
     def measure(name, repeat):
         called.append(name)
-        if name == "late" and repeat:
+        if name == "late":
             raise RuntimeError("no such operator\nmore")
-        factor = 2 if name == "ours" else 1
-        return {"speed": 10.0 * (repeat + 1) * factor}
+        speed = 10.0 * (repeat + 1)
+        return {"speed": 2 * speed if name == "ours" else speed}
 
-    take_turns(cells, {name: partial(measure, name) for name in cells}, range(-1, 2))
-    return called, table([], [Column("speed", "")], list(cells.values()))
+    take_turns(cells, {name: partial(measure, name) for name in cells}, repeats=range(-1, 2))
+    return Turns(called, table(heads=[], columns=[Column("speed", "")], cells=list(cells.values())))
 
 
 def test_turns_rotate_and_a_failure_ends_a_candidate(turns):
-    called, _ = turns
+    warm_up, first, second = turns.called[:3], turns.called[3:5], turns.called[5:]
 
-    assert called == ["late", STOCK, "ours", STOCK, "ours", "ours", STOCK]  # the warm-up of "late" has failed
+    assert warm_up == ["late", STOCK, "ours"]  # it begins with the last one
+    assert first == [STOCK, "ours"]
+    assert second == ["ours", STOCK]
 
 
 def test_a_candidate_s_row_has_median_range_and_ratio_to_stock(turns):
-    _, printed = turns
-
-    assert "| ours | 30.0 (20.0 to 40.0) [2.00] |" in printed
+    """Of 20 and 40, beside 10 and 20."""
+    assert "| ours | 30.0 (20.0 to 40.0) [2.00] |" in turns.printed
 
 
 def test_the_row_of_a_failed_candidate_has_the_first_line_of_its_error(turns):
-    _, printed = turns
+    (row,) = [line for line in turns.printed.splitlines() if line.startswith("| late |")]
 
-    assert "| late |  failed: RuntimeError: no such operator |" in printed
+    assert "RuntimeError: no such operator |" in row
 
 
 @pytest.mark.smoke
 def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
-    """They have nearly the same BLEU; ctranslate2's stopping rule differs."""
+    """They have nearly the same BLEU, the fourth column; ctranslate2's stopping rule differs."""
     tiny = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
     run("fairseq-train", data, *TRAIN_FLAGS, *tiny, "--max-update", "20", "--save-dir", tmp_path)
     words = "--sentences 12 --batches 32 --rounds 1 --joined sentencepiece --candidates stock,ours,ctranslate2"
@@ -113,7 +124,7 @@ def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
     rows = rows_of(capsys.readouterr().out)
     assert [row[1] for row in rows] == [STOCK, "ours", "ctranslate2"]
     stock, ours, ctranslate2 = rows
-    assert "[1.00]" in stock[2]
+    assert "[1.00]" in stock[2]  # its speed is compared with itself
     assert float(ours[3]) == pytest.approx(float(stock[3]), abs=0.05)
     assert float(ctranslate2[3]) == pytest.approx(float(stock[3]), abs=1)
     for row in rows:
@@ -127,24 +138,29 @@ def torchscale_name(name: str) -> str:
     return name.replace(".fc", ".ffn.fc")
 
 
+def loss_with_gradients(trainer, sample) -> float:
+    """Return the loss of a trainer's model on a batch, and leave the gradients in its parameters."""
+    loss, *_ = trainer.criterion(trainer.model, sample)
+    loss.backward()
+    return loss.item()
+
+
 @pytest.mark.peers
 def test_torchscale_does_the_same_work():
     """torchscale's model with stock fairseq's weights gives the same loss and gradients."""
-    assert "torchscale" in models.chosen("torchscale", [])
+    assert "torchscale" in models.chosen("torchscale", [])  # it is installed
     stock = models.trainer_of([*TINY, "--dropout=0", *models.MODELS[STOCK]])
-    peer = models.trainer_of([*TINY, "--dropout=0", *models.MODELS["torchscale"]])
+    torchscale = models.trainer_of([*TINY, "--dropout=0", *models.MODELS["torchscale"]])
     weights = {torchscale_name(name): weight for name, weight in stock.model.state_dict().items()}
-    missing, _ = peer.model.load_state_dict(weights, strict=False)
+    missing, _unexpected = torchscale.model.load_state_dict(weights, strict=False)
     assert not [name for name in missing if "version" not in name]
+    (sample,) = models.batches(stock, 1)
 
-    losses = []
-    for side in (stock, peer):
-        sample = models.batches(stock, 1)[0]
-        losses.append(side.criterion(side.model, sample)[0])
-    sum(losses).backward()
+    stock_loss = loss_with_gradients(stock, sample)
+    torchscale_loss = loss_with_gradients(torchscale, sample)
 
-    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
-    theirs = dict(peer.model.named_parameters())
+    assert torchscale_loss == pytest.approx(stock_loss, rel=1e-5)
+    theirs = dict(torchscale.model.named_parameters())
     for name, parameter in stock.model.named_parameters():
         gradient = theirs[torchscale_name(name)].grad
         assert torch.allclose(gradient, parameter.grad, rtol=1e-3, atol=1e-4), name
@@ -157,7 +173,11 @@ PROGRAMS = {  # study -> candidates in the columns of its table
 
 
 def place_of(study: str, record: dict, cell: dict) -> str | None:
-    """Return the name of the table's row that shows a cell of a record, None for a cell that no row shows."""
+    """Return the name of the row, in the table of results/STUDY/README.md, that shows a cell of a record.
+
+    A record is a file of measurements of one model, and a cell that of one candidate under one condition. None for a
+    cell that no row shows.
+    """
     if study == "deployed":
         return f"{record['model']['depth']}, {BATCHES[cell['condition']['batches']]}"
     if cell["measure"] == "train" and cell["state"] == "measured":
@@ -167,8 +187,8 @@ def place_of(study: str, record: dict, cell: dict) -> str | None:
 
 @pytest.mark.parametrize("study", PROGRAMS)
 def test_the_pages_of_speed_show_recorded_results(study):
-    """Tables in results/bench and results/deployed equal the records beside them."""
-    recorded: dict[str, dict] = {}
+    """Each cell of the tables is the median in the records beside the page, with its ratio to stock fairseq."""
+    recorded: dict[str, dict] = {}  # name of a row -> candidate -> cell
     for path in (ROOT / "results" / study).glob("*.json"):
         record = json.loads(path.read_text())
         for cell in record["cells"]:

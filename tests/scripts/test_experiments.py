@@ -1,11 +1,13 @@
 """Tests of the scripts of tables and experiments: the papers' hyper-parameters, batches and launchers.
 
-Most tests read the commands that a dry run lists.
+Most tests read the commands that a dry run lists: of each row, a training of the table, that of fairseq-train and those
+that average and translate. Settings are environment variables of a script, as METHODS=deepnorm.
 """
 
 import os
 import re
 import subprocess
+from typing import NamedTuple
 
 import pytest
 
@@ -26,41 +28,51 @@ ADMIN = {  # flags shared by the recipes of Admin's authors
     "--optimizer": "radam", "--adam-eps": "1e-8", "--clip-norm": "0.0", "--attention-dropout": "0.1",
     "--activation-dropout": "0.1", "--fp16-scale-window": "256", "--threshold-loss-scale": "0.03125",
 }  # fmt: skip
-PAPER = {  # script: number of rows, tokens an update, flags
-    "iwslt14_de_en": (10 * 10, 4000, BASE | {
+
+
+class Recipe(NamedTuple):
+    """What a paper says of a script's rows: how many there are, the tokens of an update, flags of fairseq-train."""
+
+    rows: int
+    tokens: int
+    flags: dict[str, str]
+
+
+PAPER = {  # script -> recipe; a number of rows is that of methods x depths (x variants x seeds)
+    "iwslt14_de_en": Recipe(10 * 10, 4000, BASE | {
         "--lr": "5e-4", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-update": "8000", "--clip-norm": "0.0",
         "--dropout": "0.4", "--weight-decay": "1e-4", "--optimizer": "deepnet_adam",
     }),
-    "table1_wmt17": (10 * 4, TABLE1_BATCH, BASE | {
+    "table1_wmt17": Recipe(10 * 4, TABLE1_BATCH, BASE | {
         "--lr": "1.5e-3", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-update": "100000",
         "--clip-norm": "0.0", "--dropout": "0.4", "--weight-decay": "1e-4", "--optimizer": "deepnet_adam",
     }),
-    "opus100": (5, 128 * 4096, BASE | {
+    "opus100": Recipe(1 * 5, 128 * 4096, BASE | {
         "--lr": "5e-4", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-epoch": "4", "--clip-norm": "0.0",
         "--dropout": "0.1", "--weight-decay": "0.0", "--optimizer": "deepnet_adam", "--encoder-langtok": "tgt",
         "--sampling-method": "temperature",
     }),
-    "table3_m2m": (1, 256 * 4096, LARGE | {
+    "table3_m2m": Recipe(1, 256 * 4096, LARGE | {
         "--lr": "5e-4", "--warmup-updates": "6000", "--adam-eps": "1e-6", "--max-update": "260000",
         "--clip-norm": "1.0", "--dropout": "0.1", "--weight-decay": "0.0", "--encoder-layers": "100",
     }),
-    "admin_wmt14": (3 * 4, 4 * 8192, BASE | ADMIN | {
+    "admin_wmt14": Recipe(3 * 4, 4 * 8192, BASE | ADMIN | {
         "--lr": "1e-3", "--warmup-updates": "8000", "--max-epoch": "100", "--max-update": "500000",
         "--dropout": "0.1", "--weight-decay": "0.0", "--seed": "1111",
     }),
-    "admin_wmt14_en_fr": (11, 80 * 8000, BASE | ADMIN | {
+    "admin_wmt14_en_fr": Recipe(7 + 2 * 2, 80 * 8000, BASE | ADMIN | {  # 7 depths of Admin, 2 of each baseline
         "--lr": "7e-4", "--warmup-updates": "8000", "--max-epoch": "50", "--dropout": "0.1", "--weight-decay": "0.0",
         "--seed": "1111",
     }),
-    "admin_iwslt14": (3 * 2 * 5, 4096, ADMIN | {
+    "admin_iwslt14": Recipe(3 * 2 * 5, 4096, ADMIN | {
         "--encoder-embed-dim": "512", "--encoder-ffn-embed-dim": "1024", "--encoder-attention-heads": "4",
         "--lr": "7e-4", "--warmup-updates": "6000", "--max-epoch": "90", "--max-update": "100000", "--dropout": "0.3",
         "--weight-decay": "1e-4",
     }),
 }  # fmt: skip
-ONE_ROW = {"METHODS": "deepnorm", "DEPTHS": 6}
-NO_NORM = {"rezero", "r_fixup", "t_fixup"}
-NO_WARM_UP = {
+ONE_ROW = {"METHODS": "deepnorm", "DEPTHS": 6}  # settings, environment variables of a script
+NO_NORM = {"rezero", "r_fixup", "t_fixup"}  # methods without LayerNorm
+NO_WARM_UP = {  # flags of Admin's variant on IWSLT-14
     "--lr": "3e-4", "--adam-betas": "(0.9, 0.995)", "--warmup-updates": "0", "--lr-scheduler": "polynomial_decay",
     "--warmup-init-lr": None, "--total-num-update": "100000",
 }  # fmt: skip
@@ -72,8 +84,8 @@ def first_call(commands: list[list[str]], program: str) -> list[str]:
 
 
 def papers_flags(name: str, flags: dict[str, str]) -> dict[str, str | None]:
-    """Return what the paper says about the row with these flags; None for a flag that it has not."""
-    expected = dict(EVERYWHERE | PAPER[name][2])
+    """Return the paper's flags of the row of script `name` that has `flags`; None for a flag that it does not have."""
+    expected = dict(EVERYWHERE | PAPER[name].flags)
     method = flags["--method"]
     if name == "table1_wmt17" and method in NO_NORM:  # the second column of the paper's Table 5
         expected["--lr"] = "5e-4"
@@ -87,18 +99,18 @@ def papers_flags(name: str, flags: dict[str, str]) -> dict[str, str | None]:
 
 
 def papers_batch(name: str, flags: dict[str, str]) -> int:
-    """Return the tokens of an update in the paper."""
+    """Return the paper's tokens of an update of the row of script `name` that has `flags`."""
     if name == "admin_wmt14_en_fr" and flags["--encoder-layers"] == "60":
         return 256 * 5000
-    return PAPER[name][1]
+    return PAPER[name].tokens
 
 
 @pytest.mark.parametrize("name", PAPER)
 def test_every_row_has_the_papers_hyper_parameters_and_batch(name, tmp_path):
-    """The batch is the paper's on the default number of GPUs."""
+    """The batch is the paper's on the default number of GPUs. A dry run writes nothing."""
     rows = [values(words) for words in trainings(name, OUT=tmp_path / "out")]
 
-    assert len(rows) == PAPER[name][0]
+    assert len(rows) == PAPER[name].rows
     for flags in rows:
         expected = papers_flags(name, flags)
         assert {flag: flags.get(flag) for flag in expected} == expected
@@ -109,6 +121,7 @@ def test_every_row_has_the_papers_hyper_parameters_and_batch(name, tmp_path):
 
 @pytest.mark.parametrize("gpus, nodes, tokens", [(1, 1, 4096), (8, 4, 4096), (8, 1, 2048)])
 def test_an_update_has_the_papers_batch_on_any_number_of_gpus(gpus, nodes, tokens):
+    """gpus: of each machine (node); tokens: of a batch on a GPU. Several machines train within a job of SLURM alone."""
     launch = {"LAUNCH": "torchrun", "SLURM_JOB_ID": 1} if nodes > 1 else {}
 
     (words,) = trainings("table1_wmt17", **ONE_ROW, GPUS=gpus, NODES=nodes, MAX_TOKENS=tokens, **launch)
@@ -119,16 +132,18 @@ def test_an_update_has_the_papers_batch_on_any_number_of_gpus(gpus, nodes, token
 
 
 def test_admin_en_fr_trains_the_depths_of_its_papers():
+    """A depth is ENCODER-DECODER, in layers (Liu et al. 2020, Very Deep Transformers)."""
     rows = [values(words) for words in trainings("admin_wmt14_en_fr")]
 
-    of_admin = ["6-6", "12-12", "24-12", "48-12", "60-12", "36-36", "12-60"]
-    expected = [("admin", depths) for depths in of_admin]
-    for baseline in ("post_ln", "pre_ln"):
-        expected += [(baseline, "6-6"), (baseline, "60-12")]
-    trained = []
+    trained = {"admin": set(), "post_ln": set(), "pre_ln": set()}
     for flags in rows:
-        trained.append((flags["--method"], f"{flags['--encoder-layers']}-{flags['--decoder-layers']}"))
-    assert sorted(trained) == sorted(expected)
+        depth = f"{flags['--encoder-layers']}-{flags['--decoder-layers']}"
+        trained[flags["--method"]].add(depth)
+    assert trained == {
+        "admin": {"6-6", "12-12", "24-12", "48-12", "60-12", "36-36", "12-60"},
+        "post_ln": {"6-6", "60-12"},
+        "pre_ln": {"6-6", "60-12"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -137,28 +152,37 @@ def test_admin_en_fr_trains_the_depths_of_its_papers():
     ids=["by default", "named"],
 )
 def test_admin_iwslt14_trains_its_authors_seeds_unless_others_are_named(setting, seeds):
+    """Each seed is trained twice, with warm-up and without."""
     rows = [values(words) for words in trainings("admin_iwslt14", METHODS="admin", **setting)]
 
     assert [int(flags["--seed"]) for flags in rows] == seeds
 
 
 @pytest.mark.parametrize(
-    "average, averaged, translated",
+    "average, arguments",
     [
-        ("", [["{run}", "--last", "10"]], "averaged.pt"),
-        ("36-45", [[f"{{run}}/weights{epoch}.pt" for epoch in range(36, 46)]], "averaged.pt"),
-        ("1", [], "checkpoint_last.pt"),
+        ("", ["{run}", "--last", "10"]),  # by default the last 10 checkpoints
+        ("36-45", [f"{{run}}/weights{epoch}.pt" for epoch in range(36, 46)]),  # those of these epochs
     ],
 )
-def test_average_sets_the_checkpoints_that_are_averaged(average, averaged, translated, tmp_path):
-    """Averaged: what each call of `deepnet average` is given."""
+def test_average_sets_the_checkpoints_that_are_averaged_and_translated(average, arguments, tmp_path):
+    """arguments: of `deepnet average`, before --out FILE."""
     run = tmp_path / "table1" / "deepnorm-6-seed1"
 
     commands = dry_run("table1_wmt17", **ONE_ROW, AVERAGE=average, OUT=tmp_path)
 
-    averagings = [words[2:-2] for words in commands if words[:2] == ["deepnet", "average"]]
-    assert averagings == [[word.format(run=run) for word in words] for words in averaged]
-    assert values(first_call(commands, "fairseq-generate"))["--path"] == str(run / translated)
+    (averaging,) = [words for words in commands if words[:2] == ["deepnet", "average"]]
+    averaged = str(run / "averaged.pt")
+    assert averaging[2:] == [*(word.format(run=run) for word in arguments), "--out", averaged]
+    assert values(first_call(commands, "fairseq-generate"))["--path"] == averaged
+
+
+def test_an_average_of_one_checkpoint_is_the_last_checkpoint(tmp_path):
+    commands = dry_run("table1_wmt17", **ONE_ROW, AVERAGE="1", OUT=tmp_path)
+
+    assert ["deepnet", "average"] not in [words[:2] for words in commands]
+    translated = values(first_call(commands, "fairseq-generate"))["--path"]
+    assert translated == str(tmp_path / "table1" / "deepnorm-6-seed1" / "checkpoint_last.pt")
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -168,18 +192,18 @@ def test_embeddings_are_shared_if_asked_for(shared, tmp_path):
     assert ("--share-all-embeddings" in words) == shared
 
 
-FITTING = [  # settings -> tokens of a GPU's batch, recomputation; without a plan the depth decides
-    ({"PLAN": 1, "GPU_MEMORY": 80}, "8192", False),
-    ({"PLAN": 1, "GPU_MEMORY": 80, "RECOMPUTE": 1}, "16384", True),
-    ({"PLAN": 1, "GPU_MEMORY": 24, "MAX_TOKENS": 2048, "GPUS": 2}, "2048", True),
-    ({"PLAN": 0}, "4096", True),
+FITTING = [  # settings, tokens of a GPU's batch, whether activations are recomputed, of 100L-100L in GPUs of some GiB
+    ({"PLAN": 1, "GPU_MEMORY": 80}, "8192", False),  # the largest batch that fits without recomputation
+    ({"PLAN": 1, "GPU_MEMORY": 80, "RECOMPUTE": 1}, "16384", True),  # recomputation makes room for twice as much
+    ({"PLAN": 1, "GPU_MEMORY": 24, "MAX_TOKENS": 2048, "GPUS": 2}, "2048", True),  # it would not fit without
+    ({"PLAN": 0}, "4096", True),  # without a plan the paper's batch, and recomputation for a depth as this
     ({"PLAN": 0, "RECOMPUTE": 0}, "4096", False),
 ]
 
 
 @pytest.mark.parametrize("setting, tokens, recomputes", FITTING)
 def test_memory_decides_on_recomputation_and_a_gpu_s_share_of_the_batch(setting, tokens, recomputes):
-    """An update keeps the paper's number of tokens."""
+    """Tokens are as the plan of `deepnet plan` gives them. An update keeps the paper's number of tokens."""
     (words,) = trainings("table1_wmt17", METHODS="deepnorm", DEPTHS="100", **setting)
 
     flags = values(words)
@@ -198,6 +222,7 @@ def test_memory_decides_on_recomputation_and_a_gpu_s_share_of_the_batch(setting,
     ids=["en-fr by its repository", "en-de by its paper"],
 )  # fmt: skip
 def test_recipe_deepnmt_is_microsoft_deepnmt_s_60_layers(name, depths, tokens, train_flags, beam, length_penalty):
+    """tokens: of an update. Runs of a recipe have a folder of their own."""
     commands = dry_run(name, RECIPE="deepnmt", METHODS="admin", DEPTHS=depths)
 
     train = values(first_call(commands, "fairseq-train"))
@@ -217,7 +242,10 @@ def test_recipe_deepnmt_is_microsoft_deepnmt_s_60_layers(name, depths, tokens, t
     ({"ORDER": "given"}, [("deepnorm", "18"), ("admin", "18"), ("deepnorm", "6"), ("admin", "6")]),
 ])  # fmt: skip
 def test_rows_run_in_the_order_asked_for(order, rows):
-    """Rows run seed by seed; by default the first method comes first, and of a method the deepest row."""
+    """Rows run seed by seed; by default the first method comes first, and of a method the deepest row.
+
+    rows: method and depth of each row of a seed, in their order.
+    """
     commands = trainings("table1_wmt17", METHODS="deepnorm admin", DEPTHS="18 6", SEEDS="1 7", **order)
 
     trained = []
@@ -246,29 +274,35 @@ def plan_of_four_rows(folder_with_a_done_row):
 
 
 def test_a_dry_run_prints_a_line_of_each_row(plan_of_four_rows):
+    """The lines fit into 100 columns. Commands are printed by --dry-run=commands alone."""
     lines = plan_of_four_rows.splitlines()
 
-    names = [line.split()[0] for line in lines[3:7]]
+    names = [line.split()[0] for line in lines if re.match(r"\S+-seed\d ", line)]
     assert names == ["deepnorm-100-seed1", "deepnorm-6-seed1", "post_ln-100-seed1", "post_ln-6-seed1"]
     assert max(len(line) for line in lines) <= 100
     assert "fairseq-train" not in plan_of_four_rows
 
 
 def test_a_dry_run_sums_up_hours_disk_and_memory(plan_of_four_rows):
-    """The sums are those of 100,000 and 11,000 updates on 8 GPUs, and of 3 checkpoints of 14 bytes a parameter.
+    """The sums are those that `deepnet plan` gives for these rows, and which its own tests derive.
 
-    Weights of 2 bytes a parameter, 11 + 1 of them, are on the disk besides.
+    Hours are of 100,000 updates, or 11,000 of a row that diverged in the paper, on 8 GPUs. On the disk are 3
+    checkpoints of 14 bytes a parameter, and 11 + 1 files of weights of 2 bytes a parameter.
     """
-    assert re.search(r"4 rows, 1 .*: 200 hours \(8\.3 days\) .*50 TFLOP/s", plan_of_four_rows)
-    assert re.search(r"disk: .*56 GB.* 6\.6 GB", plan_of_four_rows)  # at most, and in the end
-    assert re.search(r"memory: .*30\.1 GiB of 40", plan_of_four_rows)
+    assert re.search(r"\b200 hours\b.*\b8\.3 days\b.*\b50 TFLOP/s", plan_of_four_rows)
+    assert re.search(r"disk: .*\b56 GB.*\b6\.6 GB", plan_of_four_rows)  # at most, and in the end
+    assert re.search(r"memory: .*\b30\.1 GiB.*\b40\b", plan_of_four_rows)
 
 
 def test_a_row_that_diverged_in_the_paper_is_planned_with_fewer_updates(plan_of_four_rows):
-    assert " 11,000* " in plan_of_four_rows
+    """Post-LN of 100 layers did. It is found after 11,000 updates at most; the others have 100,000."""
+    (line,) = [line for line in plan_of_four_rows.splitlines() if line.startswith("post_ln-100-seed1 ")]
+
+    assert "11,000*" in line.split()
 
 
 def test_a_dry_run_writes_nothing(plan_of_four_rows, folder_with_a_done_row):
+    """What is in the folder was there before."""
     files = [path.name for path in folder_with_a_done_row.rglob("*")]
 
     assert plan_of_four_rows
@@ -276,6 +310,7 @@ def test_a_dry_run_writes_nothing(plan_of_four_rows, folder_with_a_done_row):
 
 
 def test_a_dry_run_makes_no_environment(tmp_path):
+    """`environment` of scripts/lib/entry.sh would set up a checkout without one; before a dry run it refuses to."""
     words = f"source scripts/lib/entry.sh; checkout={tmp_path}; PATH=/usr/bin:/bin; environment --dry-run"
 
     done = subprocess.run(["bash", "-c", words], cwd=ROOT, capture_output=True, text=True)
@@ -287,7 +322,8 @@ def test_a_dry_run_makes_no_environment(tmp_path):
 
 
 def test_admin_is_profiled_before_it_is_trained():
-    profile, train = dry_run("admin_wmt14", METHODS="admin", DEPTHS=18)[1:3]
+    """The first command prepares the corpus, the second profiles the model, the third trains it by the profile."""
+    _prepare, profile, train, *_ = dry_run("admin_wmt14", METHODS="admin", DEPTHS=18)
 
     assert profile[:2] == ["deepnet", "profile"]
     assert train[0] == "fairseq-train"
@@ -297,7 +333,7 @@ def test_admin_is_profiled_before_it_is_trained():
 
 
 def test_translations_have_fairseq_s_default_lengths_but_for_the_longest_sentence():
-    """So they have in the authors' evaluation; the longest sentence is as long as a batch."""
+    """As in the authors' evaluation --max-len-a is not given. A source sentence may be as long as a batch."""
     flags = values(first_call(dry_run("table1_wmt17", **ONE_ROW), "fairseq-generate"))
 
     assert "--max-len-a" not in flags
@@ -317,9 +353,16 @@ def test_torchrun_starts_the_processes_of_one_training():
 METHODS_OF_JOBS = ("deepnorm", "post_ln")
 
 
+class Submission(NamedTuple):
+    """What LAUNCH=slurm submits: method -> text of the job of its row; and what the script prints."""
+
+    jobs: dict[str, str]
+    printed: str
+
+
 @pytest.fixture(scope="module")
-def slurm_jobs(tmp_path_factory):
-    """Provide method -> text of the job that LAUNCH=slurm submits for its row, and what the script prints.
+def submission(tmp_path_factory) -> Submission:
+    """Provide the submission of two rows, of METHODS_OF_JOBS, each on 2 machines of 8 GPUs.
 
     A stand-in for sbatch keeps each job and answers that its number is 42.
     """
@@ -333,22 +376,24 @@ def slurm_jobs(tmp_path_factory):
     places = {"DATA": folder / "data", "OUT": folder / "out", "PATH": f"{sbatch.parent}:{os.environ['PATH']}"}
     printed = script("table1_wmt17", "--patience", "3", LAUNCH="slurm", GPUS=8, NODES=2, **rows, **places).stdout
 
-    texts = sorted((job.read_text() for job in folder.glob("job-*")), key=lambda text: "--row post_ln" in text)
-    return dict(zip(METHODS_OF_JOBS, texts, strict=True)), printed
+    jobs = {}
+    for file in folder.glob("job-*"):
+        job = file.read_text()
+        (method,) = [method for method in METHODS_OF_JOBS if f"--row {method}-" in job]
+        jobs[method] = job
+    return Submission(jobs, printed)
 
 
 @pytest.mark.smoke
-def test_slurm_gets_each_row_as_a_job(slurm_jobs):
-    _, printed = slurm_jobs
-
-    assert printed.count("job 42") == 2
-    assert "submitted" in printed
+def test_slurm_gets_each_row_as_a_job(submission):
+    assert submission.jobs.keys() == set(METHODS_OF_JOBS)
+    assert submission.printed.count("job 42") == 2
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", METHODS_OF_JOBS)
-def test_a_slurm_job_asks_for_its_nodes_and_can_be_requeued(method, slurm_jobs):
-    job = slurm_jobs[0][method]
+def test_a_slurm_job_asks_for_its_nodes_and_can_be_requeued(method, submission):
+    job = submission.jobs[method]
 
     assert "#SBATCH --requeue" in job
     assert "scontrol requeue" in job
@@ -359,26 +404,27 @@ def test_a_slurm_job_asks_for_its_nodes_and_can_be_requeued(method, slurm_jobs):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", METHODS_OF_JOBS)
-def test_a_slurm_job_runs_the_experiment_narrowed_to_its_row(method, slurm_jobs):
-    job = slurm_jobs[0][method]
-    dry = job.replace(" -- ", f" {COMMANDS} -- ").replace("SBATCH_", "")
+def test_a_slurm_job_runs_the_experiment_narrowed_to_its_row(method, submission):
+    """Run by bash, with --dry-run=commands added, it lists the commands of one row with the user's settings."""
+    job = submission.jobs[method]
+    dry = job.replace(" -- ", f" {COMMANDS} -- ")  # behind -- are flags of fairseq-train
     environment = os.environ | {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
 
     ran = subprocess.run(["bash"], input=dry, capture_output=True, text=True, env=environment)
 
     assert "--average=36-45" in job
-    train = next(line for line in ran.stdout.splitlines() if "fairseq-train" in line).split()
+    (train,) = [line.split() for line in ran.stdout.splitlines() if "fairseq-train" in line]
     assert train[0] == "srun"
     assert "--nnodes" in train
     flags = values(train)
     assert flags["--method"] == method
-    assert flags["--distributed-world-size"] == "16"
+    assert flags["--distributed-world-size"] == "16"  # 2 machines of 8 GPUs
     assert flags["--patience"] == "3"
 
 
-WRONG = {  # script and setting -> subject of the refusal, and facts in it
-    ("table1_wmt17", "GPUS", 3): ("--gpus: ", "3", "128"),
-    ("table1_wmt17", "MAX_TOKENS", 3000): ("--max-tokens 3000: ", "524288"),
+WRONG = {  # script, setting, its value -> beginning of the refusal's line behind "error: ", and facts in it
+    ("table1_wmt17", "GPUS", 3): ("--gpus: ", "3", "128"),  # 3 GPUs cannot share the paper's 128 batches
+    ("table1_wmt17", "MAX_TOKENS", 3000): ("--max-tokens 3000: ", "524288"),  # the paper's tokens of an update
     ("table1_wmt17", "LAUNCH", "mpirun"): ("--launch: ", "'mpirun'"),
     ("table1_wmt17", "PRECISION", "fp8"): ("--precision: ", "'fp8'"),
     ("table1_wmt17", "RECOMPUTE", 2): ("RECOMPUTE=2: ", "1 or 0"),
@@ -399,6 +445,7 @@ WRONG = {  # script and setting -> subject of the refusal, and facts in it
 
 @pytest.mark.parametrize("name, setting, value", WRONG)
 def test_a_wrong_setting_is_refused_by_its_flag(name, setting, value):
+    """The script itself refuses with status 1, argparse with 2."""
     done = script(name, COMMANDS, check=False, **{setting: value})
 
     assert done.returncode in (1, 2)
@@ -408,19 +455,19 @@ def test_a_wrong_setting_is_refused_by_its_flag(name, setting, value):
 
 
 HOPELESS_ROW = {"PLAN": 1, "METHODS": "post_ln", "DEPTHS": 18}  # diverged in the paper
-STOPPED = [  # script, settings, updates after which a stuck training is ended
+STOPPED = [  # script, settings, --stop-stuck: updates after which a training that has learnt nothing is ended
     ("table1_wmt17", {}, None),
-    ("table1_wmt17", HOPELESS_ROW, "10000"),
+    ("table1_wmt17", HOPELESS_ROW, "10000"),  # by default, where the plan counts with it
     ("table1_wmt17", HOPELESS_ROW | {"STOP_STUCK": 0}, None),
     ("table1_wmt17", {"STOP_STUCK": 5000}, "5000"),
-    ("table1_wmt17", {"SMOKE": 1}, "200"),
+    ("table1_wmt17", {"SMOKE": 1}, "200"),  # of a miniature by default
     ("table1_wmt17", {"SMOKE": 1, "STOP_STUCK": 0}, None),
-    ("opus100", {"STOP_STUCK": 5000}, None),  # it validates nothing
+    ("opus100", {"STOP_STUCK": 5000}, None),  # it validates nothing, so that nothing could be noticed
 ]
 
 
 @pytest.mark.parametrize("name, setting, updates", STOPPED)
-def test_hopeless_trainings_are_ended_if_asked_for(name, setting, updates, tmp_path):
+def test_trainings_that_learn_nothing_are_ended_as_the_settings_ask(name, setting, updates, tmp_path):
     rows = [values(words) for words in trainings(name, OUT=tmp_path, DATA=tmp_path, **setting)]
 
     assert rows

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import subprocess
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -16,7 +18,7 @@ pytestmark = needs_venv
 
 
 def figure(number, *flags, **setting):
-    """Run a figure's script."""
+    """Run scripts/figureNUMBER.sh. flags: of the script or fairseq-train; setting: environment variables."""
     return script(f"figure{number}", *flags, **setting)
 
 
@@ -25,20 +27,23 @@ def rows_of_figure(number, *flags, **setting) -> list[dict[str, str]]:
     return [values(words) for words in trainings(f"figure{number}", *flags, **setting)]
 
 
-@pytest.mark.parametrize(
-    "number, count, paper",
-    [
-        (3, 2 + 2 * 19, {"--lr": "5e-4", "--warmup-updates": "4000", "--max-tokens": "4000", "--dropout": "0.4"}),
-        (4, 3, {"--lr": "5e-4", "--max-update": "30", "--init-profile": "fairseq_head", "--weight-decay": "1e-4"}),
-        (5, 2 * 95, {"--encoder-embed-dim": "64", "--encoder-ffn-embed-dim": "128", "--encoder-attention-heads": "2"}),
-        (7, 9, {"--max-update": "30000", "--max-tokens": "4096", "--encoder-layers": "18", "--decoder-layers": "18"}),
-    ],
-)
-def test_a_figure_has_the_trainings_and_hyper_parameters_of_the_paper(tmp_path, number, count, paper):
-    """They are those of the paper's appendix; flags of the caller go to each training."""
+FIGURES = {  # figure of DeepNet -> number of its trainings, flags of each by the paper's appendix
+    3: (2 + 2 * 19, {"--lr": "5e-4", "--warmup-updates": "4000", "--max-tokens": "4000", "--dropout": "0.4"}),
+    4: (3, {"--lr": "5e-4", "--max-update": "30", "--init-profile": "fairseq_head", "--weight-decay": "1e-4"}),
+    5: (2 * 95, {"--encoder-embed-dim": "64", "--encoder-ffn-embed-dim": "128", "--encoder-attention-heads": "2"}),
+    7: (9, {"--max-update": "30000", "--max-tokens": "4096", "--encoder-layers": "18", "--decoder-layers": "18"}),
+}
+OF_ALL_FIGURES = {"--adam-betas": "(0.9, 0.98)", "--label-smoothing": "0.1"}
+
+
+@pytest.mark.parametrize("number", FIGURES)
+def test_a_figure_has_the_trainings_and_hyper_parameters_of_the_paper(tmp_path, number):
+    """A flag of the caller, --patience, goes to each training. A dry run writes nothing."""
+    count, flags_of_paper = FIGURES[number]
+    expected = OF_ALL_FIGURES | flags_of_paper | {"--patience": "7"}
+
     rows = rows_of_figure(number, "--patience", "7", OUT=str(tmp_path / "out"))
 
-    expected = paper | {"--adam-betas": "(0.9, 0.98)", "--label-smoothing": "0.1", "--patience": "7"}
     assert len(rows) == count
     for flags in rows:
         assert {flag: flags.get(flag) for flag in expected} == expected
@@ -46,39 +51,42 @@ def test_a_figure_has_the_trainings_and_hyper_parameters_of_the_paper(tmp_path, 
 
 
 def test_figure_7_sweeps_rate_batch_and_width():
-    """Three trainings differ in the rate, three in the batch, three in the width."""
+    """Three trainings differ in the rate, three in the batch, in multiples of 4,096 tokens, three in the width."""
     rows = rows_of_figure(7, GPUS=8)
 
-    rates = [flags["--lr"] for flags in rows]
-    assert rates == ["5e-4", "1e-3", "1.5e-3", *["1.5e-3"] * 3, *["5e-4"] * 3]
-    batches = [int(flags["--update-freq"]) * 8 for flags in rows]
-    assert batches[:6] == [128, 128, 128, 64, 128, 256]
-    widths = [flags["--encoder-embed-dim"] for flags in rows]
-    assert widths[6:] == ["512", "768", "1024"]
+    by_rate, by_batch, by_width = rows[:3], rows[3:6], rows[6:]
+    assert [flags["--lr"] for flags in by_rate] == ["5e-4", "1e-3", "1.5e-3"]
+    assert {flags["--lr"] for flags in by_batch} == {"1.5e-3"}
+    assert {flags["--lr"] for flags in by_width} == {"5e-4"}
+    assert [8 * int(flags["--update-freq"]) for flags in by_rate] == [128, 128, 128]
+    assert [8 * int(flags["--update-freq"]) for flags in by_batch] == [64, 128, 256]
+    assert [flags["--encoder-embed-dim"] for flags in by_width] == ["512", "768", "1024"]
 
 
-FIGURES_AND_CORPORA = [(3, "iwslt14_de_en"), (7, "wmt17_en_de"), (8, "opus100")]
+CORPORA = {3: "iwslt14_de_en", 7: "wmt17_en_de", 8: "opus100"}  # figure -> recipe of its corpus
 
 
-@pytest.mark.parametrize("number, recipe", FIGURES_AND_CORPORA)
+@pytest.mark.parametrize("number, recipe", CORPORA.items())
 def test_a_figure_prepares_its_corpus_first(tmp_path, number, recipe):
     commands = figure(number, COMMANDS, OUT=tmp_path / "out").stdout.splitlines()
 
     assert commands[0] == f"deepnet prepare corpus {recipe} {tmp_path}/out/data/{recipe}"
 
 
-@pytest.mark.parametrize("number, _recipe", FIGURES_AND_CORPORA)
-def test_a_figure_refuses_a_missing_folder_of_data(tmp_path, number, _recipe):
-    done = figure(number, check=False, OUT=tmp_path / "out", DATA=tmp_path / "absent")
+@pytest.mark.parametrize("number", CORPORA)
+def test_a_figure_refuses_a_missing_folder_of_data(tmp_path, number):
+    absent = tmp_path / "absent"
 
-    assert f"--data {tmp_path / 'absent'}: " in done.stderr.splitlines()[-1]
+    done = figure(number, check=False, OUT=tmp_path / "out", DATA=absent)
+
+    assert f"--data {absent}: " in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     "vocabulary, pieces", [("ver@@ 3\nsuch 2\n", "subword_nmt"), ("▁ver 3\nsuch 2\n", "sentencepiece")]
 )
 def test_translations_undo_the_subwords_of_the_data(vocabulary, pieces, tmp_path):
-    """They are subword-nmt's, as of IWSLT-14, or sentencepiece's."""
+    """vocabulary: text of the dictionary in DATA, whose pieces show what has made them: @@ at an end, ▁ at a start."""
     (tmp_path / "dict.de.txt").write_text(vocabulary, encoding="utf-8")
 
     commands = dry_run("figure6", DATA=tmp_path, DEPTHS="10", METHODS="deepnorm")
@@ -97,6 +105,7 @@ def path_with_four_gpus(tmp_path_factory):
 
 
 def test_figure_6_trains_rezero_alone_in_fp32(path_with_four_gpus):
+    """As the paper does, of three methods at two depths. On a machine without GPUs nothing would be in fp16."""
     rows = rows_of_figure(6, DEPTHS="10 20", METHODS="deepnorm rezero pre_ln", PATH=path_with_four_gpus)
 
     in_fp32 = [flags["--method"] for flags in rows if "--fp16" not in flags]
@@ -106,6 +115,7 @@ def test_figure_6_trains_rezero_alone_in_fp32(path_with_four_gpus):
 
 @pytest.mark.parametrize("number", [4, 5])
 def test_figures_of_updates_are_trained_in_fp32(number, path_with_four_gpus):
+    """Figures 4 and 5 show the sizes of updates, which rounding to fp16 would disturb."""
     rows = rows_of_figure(number, DEPTHS="6", PATH=path_with_four_gpus)
 
     assert rows
@@ -114,6 +124,7 @@ def test_figures_of_updates_are_trained_in_fp32(number, path_with_four_gpus):
 
 
 def test_a_figure_has_the_papers_batch_on_four_gpus(path_with_four_gpus):
+    """DeepNet's Table 7 has 128 batches an update for OPUS-100: 32 on each of four GPUs."""
     rows = rows_of_figure(8, GPUS=4, PATH=path_with_four_gpus)
 
     assert rows
@@ -130,7 +141,10 @@ def test_more_gpus_than_the_machine_has_are_refused(path_with_four_gpus):
 
 @pytest.mark.smoke
 def test_ctrl_c_ends_all_parallel_trainings_of_a_script(data, tmp_path):
-    """Nothing says that a training is over or has failed, so the next call resumes them."""
+    """Two run at a time. No file says that a training is over or has failed, so that the next call resumes them.
+
+    130 is the status of a program that Ctrl-C has ended.
+    """
     setting = {"SMOKE": 1, "DATA": data, "OUT": tmp_path, "DEPTHS": "4 6", "JOBS": 2}
     process = start("figure8", "--max-update", "100000", **setting)
     runs = [tmp_path / "opus100" / f"deepnorm-{layers}-seed1" for layers in (4, 6)]
@@ -153,15 +167,27 @@ def test_ctrl_c_ends_all_parallel_trainings_of_a_script(data, tmp_path):
 SHALLOW = ("--encoder-layers", "4", "--decoder-layers", "4")
 
 
+class DrawnFigure(NamedTuple):
+    """Folder OUT of a figure's script, which has trained and drawn it, and what the script printed."""
+
+    out: Path
+    printed: str
+
+    @property
+    def picture(self) -> Path:
+        return self.out / "figure4.png"
+
+
 @pytest.fixture(scope="module")
-def figure_4(data, tmp_path_factory):
-    """Provide the folder of a miniature of Figure 4, and what its script prints."""
+def figure_4(data, tmp_path_factory) -> DrawnFigure:
+    """Provide Figure 4 in miniature: 4L-4L models on generated data."""
     out = tmp_path_factory.mktemp("figure 4")
-    return out, figure(4, *SHALLOW, SMOKE=1, DATA=data, OUT=out).stdout
+    return DrawnFigure(out, figure(4, *SHALLOW, SMOKE=1, DATA=data, OUT=out).stdout)
 
 
 @pytest.mark.smoke
 def test_a_training_that_fails_ends_its_figure_without_a_picture(data, tmp_path):
+    """fairseq-train refuses the flag. The message names the log of the training."""
     done = figure(4, "--criterion", "nonsense", check=False, SMOKE=1, DATA=data, OUT=tmp_path / "failed")
 
     assert done.returncode == 1
@@ -171,17 +197,15 @@ def test_a_training_that_fails_ends_its_figure_without_a_picture(data, tmp_path)
 
 @pytest.mark.smoke
 def test_figure_4_trains_three_runs_and_draws_the_picture(figure_4):
-    out, printed = figure_4
-
-    assert printed.count("training ") == 3
-    assert "Figure 4" in printed
-    assert (out / "figure4.png").stat().st_size > 0
+    assert figure_4.printed.count("training ") == 3
+    assert "Figure 4" in figure_4.printed
+    assert figure_4.picture.stat().st_size > 0
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("series", ["post_ln_no_warmup", "post_ln_warmup", "post_ln_init_warmup"])
 def test_figure_4_records_the_probes_of_30_updates(series, figure_4):
-    run = figure_4[0] / "figure4" / series
+    run = figure_4.out / "figure4" / series
 
     assert json.loads((run / "run.json").read_text())["series"] == series
     assert read_record(run / "probes.jsonl").updates() == list(range(30))
@@ -189,22 +213,21 @@ def test_figure_4_records_the_probes_of_30_updates(series, figure_4):
 
 @pytest.mark.smoke
 def test_a_second_call_of_figure_4_trains_nothing(data, figure_4):
-    out, _ = figure_4
-    picture = (out / "figure4.png").read_bytes()
+    picture = figure_4.picture.read_bytes()
 
-    again = figure(4, *SHALLOW, SMOKE=1, DATA=data, OUT=out).stdout
+    again = figure(4, *SHALLOW, SMOKE=1, DATA=data, OUT=figure_4.out).stdout
 
     assert "training " not in again
-    assert (out / "figure4.png").read_bytes() == picture
+    assert figure_4.picture.read_bytes() == picture
 
 
 @pytest.mark.smoke
 def test_another_rate_than_that_of_the_trained_runs_is_refused(data, figure_4):
-    out, _ = figure_4
-    picture = (out / "figure4.png").read_bytes()
+    """They would be mixed with runs of this rate. The picture stays."""
+    picture = figure_4.picture.read_bytes()
 
-    done = figure(4, "--lr", "1", check=False, SMOKE=1, DATA=data, OUT=out)
+    done = figure(4, "--lr", "1", check=False, SMOKE=1, DATA=data, OUT=figure_4.out)
 
     assert done.returncode == 1
     assert "--lr " in done.stderr
-    assert (out / "figure4.png").read_bytes() == picture
+    assert figure_4.picture.read_bytes() == picture

@@ -1,4 +1,8 @@
-"""Tests of dev/gpu_minutes.sh: what it runs in which time, its records, its settings, and its miniature on a CPU."""
+"""Tests of dev/gpu_minutes.sh: what it runs in which time, its records, its settings, and its miniature on a CPU.
+
+It runs a list of measurements, its parts, in the minutes that a GPU is lent for, each part in a process of its own,
+and appends a record of each to a file. A later call goes on with the parts that are open.
+"""
 
 import itertools
 import json
@@ -18,7 +22,8 @@ from dev.gpu.work import Work
 from ..support.errors import refused
 from ..support.experiments import bash, needs_venv
 
-# Stands in for `python -m dev.gpu`: a part's name says what it does.
+# Stands in for `python -m dev.gpu --run-part NAME --folder FOLDER`: a part's name says what it does. "slow..." is half
+# over when it is killed, "broken..." fails, "one" and "other" wait for each other; any other part ends at once.
 PROGRAM = """
 import json, pathlib, sys, time
 name, folder = sys.argv[2], pathlib.Path(sys.argv[4]) / "work" / sys.argv[2]
@@ -38,12 +43,16 @@ while other and not (folder.parent / other / "started").exists():
 
 
 def part(name, seconds=1.0, **others):
+    """Return a part that PROGRAM runs; seconds: that it is predicted to need; others: more fields of Part."""
     return Part(name=name, number=1, what=name, run=lambda work: iter(()), seconds=seconds, **others)
 
 
 @pytest.fixture
 def run_parts(tmp_path, monkeypatch):
-    """Provide a function that runs parts for some seconds in tmp_path and returns their records by name."""
+    """Provide a function that runs parts, by PROGRAM in tmp_path on one GPU, and returns the new records by name.
+
+    Its `seconds` are the time that there is; other options are those of Minutes.run.
+    """
     monkeypatch.setattr(minutes, "RESERVE", 0.0)
     monkeypatch.setattr(minutes, "GRACE", 0.0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -88,14 +97,20 @@ def test_records_are_written_to_their_file_and_among_the_outputs(run_parts, tmp_
     assert records.read(tmp_path / "out" / "records.jsonl") == list(found.values())
 
 
-def test_a_part_that_is_done_is_run_again_only_if_asked_for(run_parts):
+def test_a_part_that_is_done_is_not_run_again(run_parts):
     run_parts(part("quick"))
 
-    only_open = run_parts(part("quick"), part("quicker"))
-    every = run_parts(part("quick"), open_only=False)
+    found = run_parts(part("quick"), part("quicker"))
 
-    assert list(only_open) == ["quicker"]
-    assert list(every) == ["quick"]
+    assert list(found) == ["quicker"]
+
+
+def test_a_part_that_is_done_is_run_again_if_asked_for(run_parts):
+    run_parts(part("quick"))
+
+    found = run_parts(part("quick"), open_only=False)
+
+    assert list(found) == ["quick"]
 
 
 @pytest.mark.parametrize(
@@ -104,26 +119,36 @@ def test_a_part_that_is_done_is_run_again_only_if_asked_for(run_parts):
     ids=["takes too long", "needs more GPUs", "needs a text that is not there"],
 )
 def test_parts_that_do_not_fit_are_left_out(run_parts, unfit):
+    """There are 30 seconds, one GPU, and no text but "language"; the part after it is run."""
     found = run_parts(unfit, part("quick"))
 
     assert list(found) == ["quick"]
 
 
-def test_a_part_without_time_is_killed_and_planned_by_its_speed(run_parts, tmp_path):
-    slow = part("slow", seconds=4.0)
+@pytest.fixture
+def record_of_part_cut_off(run_parts):
+    """Provide the record of a part "slow" that is killed after 5 of its 60 seconds, when it says that half is done."""
+    return run_parts(part("slow", seconds=4.0), seconds=5.0)["slow"]
 
-    found = run_parts(slow, seconds=5.0)["slow"]
 
-    assert found["ended"] == records.CUT
-    assert found["rows"] == [{"what": "half of it"}]
-    assert 4.5 < found["seconds"] < 20
+def test_a_part_whose_time_is_over_is_killed_and_recorded_as_cut_off(record_of_part_cut_off, tmp_path):
+    """Its record has what it had measured by then, and the seconds that it ran."""
+    assert record_of_part_cut_off["ended"] == records.CUT
+    assert record_of_part_cut_off["rows"] == [{"what": "half of it"}]
+    assert 4.5 < record_of_part_cut_off["seconds"] < 20  # 5, and more on a busy machine
     assert not (tmp_path / "work" / "slow" / "ended").exists()
+
+
+def test_a_part_that_was_cut_off_stays_open_and_is_planned_by_its_speed(record_of_part_cut_off, tmp_path):
+    """Half of it took so many seconds."""
     known = records.read(tmp_path / "records.jsonl")
-    assert parts.predicted(slow, known, longest=60.0) == found["seconds"] / 0.5
+
     assert not records.is_done(known, "slow")
+    assert parts.predicted(part("slow"), known, longest=60.0) == record_of_part_cut_off["seconds"] / 0.5
 
 
 def test_parts_run_side_by_side_where_that_was_measured_to_be_faster(run_parts, tmp_path):
+    """Two at a time make 12 updates a second in place of 10. Three parts may run so, of which the third finds none."""
     measured = [{"what": graphs.ALONE, "updates_a_second": 10}, {"what": graphs.TWO, "updates_a_second": 12}]
     records.append(tmp_path / "records.jsonl", {"part": "two_at_a_time", "ended": "done", "rows": measured})
 
@@ -136,19 +161,25 @@ def test_parts_run_side_by_side_where_that_was_measured_to_be_faster(run_parts, 
     assert found["other"]["ended"] == records.DONE
 
 
+def collect(there, here) -> None:
+    """Run `python -m dev.gpu --collect THERE --records HERE`, which adds the records of one file to another."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--collect", str(there), "--records", str(here)])
+    assert ended.value.code == 0
+
+
 def test_records_of_another_machine_are_added_once(tmp_path):
+    """One of three records is there already; collecting them again adds none."""
     there = tmp_path / "there.jsonl"
     here = tmp_path / "here.jsonl"
     for seconds in range(3):
         records.append(there, {"part": "equal", "seconds": seconds})
     records.append(here, {"part": "equal", "seconds": 1})
 
-    for _ in range(2):
-        with pytest.raises(SystemExit) as ended:
-            main(["--collect", str(there), "--records", str(here)])
+    collect(there, here)
+    collect(there, here)
 
-        assert ended.value.code == 0
-        assert [record["seconds"] for record in records.read(here)] == [1, 0, 2]
+    assert [record["seconds"] for record in records.read(here)] == [1, 0, 2]
 
 
 def test_a_broken_line_of_records_is_named_with_its_file(tmp_path):
@@ -159,14 +190,20 @@ def test_a_broken_line_of_records_is_named_with_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--only", "equall"], ["--collect", "none.jsonl"], ["--minutes", "9", "--folder", "/none"]]
+    ("flags", "wrong"),
+    [
+        (["--only", "equall"], "equall"),  # no part
+        (["--collect", "none.jsonl"], "none.jsonl"),
+        (["--minutes", "9", "--folder", "/none"], "/none"),
+    ],
 )
-def test_a_mistake_in_a_flag_is_one_line(flags, capsys):
+def test_a_mistake_in_a_flag_is_named_in_one_line(flags, wrong, capsys):
     with pytest.raises(SystemExit) as ended:
         main(flags)
 
+    (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert wrong in line
 
 
 def test_the_committed_records_are_of_parts_of_the_list():
@@ -180,15 +217,19 @@ def test_the_committed_records_are_of_parts_of_the_list():
 
 # settings
 
-LONGEST = 600.0  # seconds of a part
+LONGEST = 600.0  # seconds that a part may take
 
 
-def work_of(tmp_path, known=()):
-    return Work(folder=tmp_path, text=tmp_path, until=time.monotonic() + 1000, records=list(known))
+def work_of(tmp_path):
+    """Return the settings of a part on a GPU that has 1,000 s to run in tmp_path, and no records of earlier ones."""
+    return Work(folder=tmp_path, text=tmp_path, until=time.monotonic() + 1000, records=[])
 
 
 def flag_values(words):
-    """Return flag -> value of a command, also of --flag=value; the last one counts, as for argparse."""
+    """Return flag -> value in the words of a command, None for a switch; the last one counts, as for argparse.
+
+    A flag and its value may be two words or one, --flag=value.
+    """
     single = []
     for word in words:
         single += word.split("=", 1)
@@ -207,93 +248,127 @@ FLAGS_OF_A_CELL = {  # where a cell saves, what it logs, and how it uses one GPU
 
 @needs_venv
 def test_figure_6_has_the_flags_of_the_paper_s_script(tmp_path):
-    """Cells at full length have the flags of scripts/iwslt14_de_en.sh, but for where it saves and what it logs."""
+    """A cell is one training of the figure, a method at a depth. At full length it has the flags of that script."""
     done = bash("-c", "METHODS=pre_ln DEPTHS=50 GPUS=1 exec bash scripts/iwslt14_de_en.sh --dry-run=commands")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("fairseq-train")]
-    script = flag_values(shlex.split(line)[2:])
+    _program, _data, *words_of_script = shlex.split(line)
+    script = flag_values(words_of_script)
+
     cell = flag_values([
         *shlex.split(trainings.COMMON), *figure6.flags(work_of(tmp_path), "pre_ln", 50),
         f"--warmup-updates={figure6.WARMUP}", f"--max-update={figure6.UPDATES}", "--disable-validation",
     ])  # fmt: skip
 
-    differing = {flag for flag in script.keys() | cell.keys() if script.get(flag, "no") != cell.get(flag, "no")}
-
+    every_flag = script.keys() | cell.keys()
+    differing = {flag for flag in every_flag if script.get(flag, "not given") != cell.get(flag, "not given")}
     assert differing <= FLAGS_OF_A_CELL
-    assert script["--update-freq"] == "1"  # fairseq's default
+    assert script["--update-freq"] == "1"  # fairseq's default, which the cell leaves
 
 
 def assert_fairseq_train_takes(flags, data, folder):
+    """Check that fairseq-train's parser knows the flags, and that they ask for CUDA graphs."""
     common = [str(data), *shlex.split(trainings.COMMON), "--save-dir", str(folder)]
     assert parse_training_flags([*common, *flags]).cuda_graphs
 
 
 @pytest.mark.parametrize("name", ["deepnorm", "post_ln", "pre_ln"])
 def test_fairseq_train_knows_the_flags_of_figure_6_on_a_gpu(name, tmp_path, data):
-    """Among them are those that the miniature leaves out, as --cuda-graphs and --stop-stuck."""
-    flags = figure6.flags(work_of(tmp_path), name, 10) + figure6.STOP_STUCK
+    """Among them are those that the miniature on a CPU never passes, --cuda-graphs and --stop-stuck."""
+    flags = figure6.flags(work_of(tmp_path), name, layers=10) + figure6.STOP_STUCK
 
     assert_fairseq_train_takes(flags, data, tmp_path)
 
 
 def test_fairseq_train_knows_the_flags_of_1000_layers_on_a_gpu(tmp_path, data):
-    flags = thousand_layers.flags(work_of(tmp_path), 4096, 1300)
+    flags = thousand_layers.flags(work_of(tmp_path), tokens=4096, updates=1300)
 
     assert_fairseq_train_takes(flags, data, tmp_path)
 
 
-def cell_record(layers, of_updates, seconds_an_update, ended="cut off", record_ended="cut off"):
-    """Return the records of one cell of Figure 6, as a run of the list leaves them."""
+def records_of_cell(layers, of_updates, seconds_an_update, ended, part_ended):
+    """Return the records after one cell of Figure 6: DeepNorm with so many layers in each stack.
+
+    of_updates: its length; ended: how the training ended; part_ended: how the part with training and translations did.
+    """
     row = {"what": "training", "layers": layers, "of_updates": of_updates, "ended": ended}
     row["seconds_an_update"] = seconds_an_update
-    return [{"part": f"figure6-deepnorm-{layers}", "ended": record_ended, "rows": [row]}]
+    return [{"part": f"figure6-deepnorm-{layers}", "ended": part_ended, "rows": [row]}]
 
 
 def test_a_shallow_cell_is_trained_at_full_length():
-    assert figure6.length(10, [], LONGEST) == (8000, 4000)
+    """The paper has 8,000 updates, of which 4,000 are the warm-up."""
+    updates, warmup = figure6.length(10, records=[], longest=LONGEST)
+
+    assert updates == 8000
+    assert warmup == 4000
 
 
 def test_a_depth_that_is_too_slow_gets_fewer_updates_and_warm_up_in_proportion():
-    updates, warmup = figure6.length(100, [], LONGEST)
+    updates, warmup = figure6.length(100, records=[], longest=LONGEST)
 
     assert updates < 8000
-    assert warmup / updates == pytest.approx(0.5, abs=1e-3)
-    assert figure6.predicted(100, [], LONGEST) <= LONGEST
+    assert warmup / updates == pytest.approx(4000 / 8000, abs=1e-3)
+    assert figure6.predicted(100, records=[], longest=LONGEST) <= LONGEST
 
 
-def test_all_methods_of_a_depth_get_the_length_of_the_first_one():
-    known = cell_record(100, of_updates=3100, seconds_an_update=0.15, ended="trained", record_ended="done")
+@pytest.fixture
+def records_of_cell_of_100_layers():
+    """Provide the records after a first cell of 100 layers, which ended with 3,100 updates of 0.15 s."""
+    return records_of_cell(100, of_updates=3100, seconds_an_update=0.15, ended="trained", part_ended="done")
 
-    assert figure6.length(100, known, LONGEST) == (3100, 1550)
-    assert figure6.predicted(100, known, LONGEST) == pytest.approx(figure6.seconds_beside_updates(100) + 3100 * 0.15)
-    assert figure6.length(50, known, LONGEST) == figure6.length(50, [], LONGEST)
+
+def test_all_methods_of_a_depth_get_the_length_of_the_first_one(records_of_cell_of_100_layers):
+    updates, warmup = figure6.length(100, records_of_cell_of_100_layers, LONGEST)
+    seconds = figure6.predicted(100, records_of_cell_of_100_layers, LONGEST)
+
+    assert updates == 3100
+    assert warmup == 3100 / 2
+    assert seconds == pytest.approx(figure6.seconds_beside_updates(100) + 3100 * 0.15)
+
+
+def test_a_cell_does_not_change_the_length_of_another_depth(records_of_cell_of_100_layers):
+    assert figure6.length(50, records_of_cell_of_100_layers, LONGEST) == figure6.length(50, [], LONGEST)
 
 
 def test_a_cell_that_was_cut_off_is_planned_anew_by_its_speed():
-    known = cell_record(50, of_updates=6900, seconds_an_update=0.2)
+    """As many hundreds of updates as fit at 0.2 s an update into what programs and translations leave."""
+    known = records_of_cell(50, of_updates=6900, seconds_an_update=0.2, ended="cut off", part_ended="cut off")
 
-    updates, _ = figure6.length(50, known, LONGEST)
+    updates, _warmup = figure6.length(50, known, LONGEST)
 
-    assert updates == int((LONGEST - figure6.seconds_beside_updates(50)) / 0.2) // 100 * 100
+    seconds = LONGEST - figure6.seconds_beside_updates(50)
+    assert seconds - 100 * 0.2 < updates * 0.2 <= seconds
+    assert updates % 100 == 0
 
 
 def test_a_cell_with_time_for_too_few_updates_is_not_trained():
-    known = cell_record(100, of_updates=3000, seconds_an_update=0.5)
+    """At 0.5 s an update at most 1,200 fit into 600 s; a cell needs 2,000 to say something about a method."""
+    known = records_of_cell(100, of_updates=3000, seconds_an_update=0.5, ended="cut off", part_ended="cut off")
 
     assert figure6.predicted(100, known, LONGEST) is None
 
 
 def test_1000_layers_take_the_largest_batch_that_costs_little():
     """229 ms are within 15% of the smallest batch's 200 ms, 231 are not."""
-    milliseconds = {2048: 200.0, 4096: 229.0, 8192: 231.0}
+    milliseconds = {2048: 200.0, 4096: 229.0, 8192: 231.0}  # tokens of a batch -> time of an update
     timed = {tokens: {"ms": ms, "first_update_s": 5.0} for tokens, ms in milliseconds.items()}
 
-    tokens, updates = thousand_layers.choose(timed, seconds=400.0)
+    tokens, _updates = thousand_layers.choose(timed, seconds=400.0)
 
     assert tokens == 4096
-    assert 0.6 * 400 < updates * 0.229 < 400 - 10
+
+
+def test_1000_layers_get_the_updates_that_fit_beside_start_and_captures():
+    """The start takes 20 s, and each of 8 captured graphs 5 s."""
+    timed = {2048: {"ms": 200.0, "first_update_s": 5.0}}
+
+    _tokens, updates = thousand_layers.choose(timed, seconds=500.0)
+
+    assert updates == (500 - 20 - 8 * 5) / 0.2
 
 
 def test_the_rate_of_1000_layers_stays_until_the_last_400_of_1400_updates(tmp_path):
+    """It warms up for 200 updates to 2.5e-4, stays for two thirds of the others, and falls."""
     flags = flag_values(thousand_layers.flags(work_of(tmp_path), tokens=4096, updates=1400))
 
     assert flags["--warmup-steps"] == "200"
@@ -306,7 +381,10 @@ def test_the_rate_of_1000_layers_stays_until_the_last_400_of_1400_updates(tmp_pa
 
 @pytest.fixture
 def entries_of_cut_off_log(tmp_path):
-    """Provide the entries of a log of 1,000 words an update at 10, 500, 1,000 and 800 words a second."""
+    """Provide what is read of a log of updates of 1,000 words, at 10, 500, 1,000 and 800 words a second.
+
+    The log has five lines, of which the last is cut off.
+    """
     lines = []
     for updates, words_a_second in ((10, "10"), (20, "500"), (30, "1000"), (40, "800")):
         entry = {"num_updates": str(updates), "nll_loss": "3", "wpb": "1000", "wps": words_a_second}
@@ -326,18 +404,19 @@ def test_seconds_of_an_update_are_the_median_without_the_log_s_first_interval(en
 
 
 def kind(name: str) -> str:
-    """Return the kind of a part: its name up to a hyphen."""
+    """Return the kind of a part: its name up to a hyphen, as "figure6" for every cell of that figure."""
     return name.partition("-")[0]
 
 
 @pytest.fixture(scope="module")
-def committed_before():
+def committed_records():
+    """Provide the text of results/gpu's records before the miniature is run."""
     return records.RECORDS.read_text()
 
 
 @pytest.fixture(scope="module")
-def miniature(tmp_path_factory, committed_before):
-    """Provide the records, by part, of SMOKE=1 dev/gpu_minutes.sh, which runs every kind of part on a CPU."""
+def miniature(tmp_path_factory, committed_records):
+    """Provide name of a part -> its record, after SMOKE=1 dev/gpu_minutes.sh, which runs each kind of part on a CPU."""
     folder = tmp_path_factory.mktemp("miniature")
     bash("-c", f"SMOKE=1 exec bash dev/gpu_minutes.sh --folder {folder} --out {folder}/out", timeout=1500)
     return {record["part"]: record for record in records.read(folder / "records.jsonl")}
@@ -346,8 +425,9 @@ def miniature(tmp_path_factory, committed_before):
 @pytest.mark.smoke
 @needs_venv
 def test_the_miniature_ends_every_kind_of_part(miniature):
-    assert {name: record["ended"] for name, record in miniature.items()} == dict.fromkeys(miniature, records.DONE)
     assert {kind(name) for name in miniature} == {kind(part.name) for part in PARTS}
+    for name, record in miniature.items():
+        assert record["ended"] == records.DONE, name
 
 
 @pytest.mark.smoke
@@ -363,7 +443,8 @@ def test_a_killed_training_of_the_miniature_resumes_to_the_same_weights(miniatur
 @pytest.mark.smoke
 @needs_venv
 def test_two_processes_of_the_miniature_make_the_weights_of_one(miniature):
-    of_several = miniature["several"]["rows"][1:]
+    """Sums of gradients are rounded in another order."""
+    _of_one, *of_several = miniature["several"]["rows"]
 
     assert of_several
     for row in of_several:
@@ -373,7 +454,8 @@ def test_two_processes_of_the_miniature_make_the_weights_of_one(miniature):
 
 @pytest.mark.smoke
 @needs_venv
-def test_equal_trainings_of_the_miniature_make_equal_weights(miniature):
+def test_equal_trainings_of_the_miniature_make_equal_losses(miniature):
+    """plain_again: the largest difference of the losses of two trainings with nothing changed."""
     rows = miniature["equal"]["rows"]
 
     assert rows
@@ -397,6 +479,6 @@ def test_the_miniature_of_1000_layers_times_trains_and_evaluates(miniature):
 
 @pytest.mark.smoke
 @needs_venv
-def test_the_miniature_leaves_the_committed_records_alone(miniature, committed_before):
+def test_the_miniature_leaves_the_committed_records_alone(miniature, committed_records):
     assert miniature
-    assert records.RECORDS.read_text() == committed_before
+    assert records.RECORDS.read_text() == committed_records

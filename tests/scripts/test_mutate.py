@@ -1,4 +1,7 @@
-"""Tests of dev/mutate.py: where small mistakes are made, and whether a test that notices one is found."""
+"""Tests of dev/mutants.py and dev/mutate.py: where the package is given small mistakes, for its tests to notice.
+
+A mistake, a mutant, replaces some bytes of a file.
+"""
 
 import ast
 import re
@@ -18,7 +21,7 @@ def share(values: list[int], least: int = -1) -> float:
         return values[1] - 2
     return sum(values) / len(values)
 """
-MISTAKES = [  # in the order of the text
+MISTAKES = [  # (text before, text after) in SOURCE, in its order, found by hand
     ("-1", "(1)"),
     ('print("share")', "pass"),
     ("values[0] < least", "(values[0]) <= (least)"),
@@ -30,32 +33,37 @@ MISTAKES = [  # in the order of the text
 
 
 @pytest.fixture
-def small_package(tmp_path):
-    """Provide a root with one file of a package of that name."""
+def root_of_small_package(tmp_path):
+    """Provide a root with one file of the package, which holds SOURCE."""
     file = tmp_path / mutants.PACKAGE / "room" / "file.py"
     file.parent.mkdir(parents=True)
     file.write_text(SOURCE)
     return tmp_path
 
 
-def test_all_mistakes_of_a_file_are_those_by_hand(small_package):
-    [file] = small_package.rglob("*.py")
+@pytest.fixture
+def mutants_of_source(root_of_small_package):
+    """Provide the mutants of that file."""
+    [file] = root_of_small_package.rglob("*.py")
+    return mutants.mutants_of_file(root_of_small_package, file)
 
-    made = mutants.mutants_of_file(small_package, file)
 
-    assert [(mutant.before, mutant.after) for mutant in made] == MISTAKES
+def test_all_mistakes_of_a_file_are_those_by_hand(mutants_of_source):
+    assert [(mutant.before, mutant.after) for mutant in mutants_of_source] == MISTAKES
 
 
-def test_a_mistake_changes_its_place_alone(small_package):
-    [file] = small_package.rglob("*.py")
+def test_a_mistake_changes_its_place_alone(mutants_of_source, root_of_small_package):
+    """What is before and behind it stays, and the file is still Python."""
+    assert mutants_of_source
+    for mutant in mutants_of_source:
+        changed = mutant.source(root_of_small_package)
 
-    for mutant in mutants.mutants_of_file(small_package, file):
-        changed = mutant.source(small_package)
         assert changed == SOURCE[: mutant.start] + mutant.after + SOURCE[mutant.end :]
         ast.parse(changed)
 
 
 def test_mistakes_within_annotations_and_f_strings_are_left_out(tmp_path):
+    """They have an index and a sign, which elsewhere would be changed."""
     file = tmp_path / "file.py"
     file.write_text('def shown(x: tuple[1] = f"{1 - 2}") -> None: ...\n')
 
@@ -70,7 +78,8 @@ def test_a_seed_draws_the_same_mistakes_of_the_package():
     assert len(set(drawn)) == 20
 
 
-def test_without_a_record_the_command_says_how_to_make_one(tmp_path):
+def test_without_a_record_the_command_says_how_to_make_one():
+    """The record, coverage/contexts, says which tests run which lines; `python -m dev.mutate 1` needs it."""
     program = "import sys, dev.mutate as m, pathlib; m.RECORD = pathlib.Path('none'); sys.argv[1:] = ['1']; m.main()"
 
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

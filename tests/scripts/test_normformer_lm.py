@@ -1,4 +1,11 @@
-"""Tests of scripts/normformer_lm.sh: the paper's hyper-parameters, its grid, and the files of a row."""
+"""Tests of scripts/normformer_lm.sh: the paper's hyper-parameters, and its grid of methods, sizes and rates.
+
+The script has three parts: clm trains causal language models, ablation those without one of NormFormer's additions,
+mlm masked ones. A row is a training; all tests read the commands that a dry run lists.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -13,15 +20,26 @@ EVERYWHERE = {
     "--sample-break-mode": "none", "--memory-efficient-fp16": "", "--fp16-init-scale": "4",
     "--criterion": "cross_entropy", "--checkpoint-activations": "", "--task": "language_modeling",
 }  # fmt: skip
-SIZES = {  # tokens an update, updates, dropout, learning rates beyond the grid's
-    "125m": (2**19, "572204", "0.1", set()),
-    "355m": (2**19, "572204", "0.0", set()),
-    "1.3b": (2**20, "286102", "0.1", {"2e-4"}),
-    "2.7b": (2**20, "286102", "0.1", {"1.6e-4"}),
+
+
+class Size(NamedTuple):
+    """A size of the paper's causal models. tokens: of an update; rates: learning rates beyond GRID."""
+
+    tokens: int
+    updates: str
+    dropout: str
+    rates: set[str]
+
+
+SIZES = {  # each is trained on 2^19 x 572,204 tokens, 300 billion
+    "125m": Size(2**19, "572204", "0.1", set()),
+    "355m": Size(2**19, "572204", "0.0", set()),
+    "1.3b": Size(2**20, "286102", "0.1", {"2e-4"}),
+    "2.7b": Size(2**20, "286102", "0.1", {"1.6e-4"}),
 }
-GRID = {"1e-4", "3e-4", "6e-4", "1e-3", "3e-3"}
-WHOLE = ("normformer", "--normformer-scale-residual")
-ABLATION = [
+GRID = {"1e-4", "3e-4", "6e-4", "1e-3", "3e-3"}  # learning rates
+WHOLE = ("normformer", "--normformer-scale-residual")  # with all that the paper adds, as `variant` returns it
+ABLATION = [  # variants
     WHOLE,
     (*WHOLE, "--normformer-no-attention-norm"),
     (*WHOLE, "--normformer-no-ffn-norm"),
@@ -42,7 +60,7 @@ def marked_text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows_of_parts(marked_text):
-    """Provide the flags of the trainings of each part, clm, ablation and mlm."""
+    """Provide part (clm, ablation, mlm) -> the flags (flag -> value) of its trainings. A dry run writes nothing."""
     rows = {"clm": [], "ablation": [], "mlm": []}
     for flags in trained(dry_run("normformer_lm", DATA=marked_text, OUT=marked_text / "out")):
         (part,) = [part for part in rows if f"normformer_{part}/" in flags["--save-dir"]]
@@ -52,11 +70,12 @@ def rows_of_parts(marked_text):
 
 
 def trained(commands) -> list[dict[str, str]]:
+    """Return the flags of each training among the commands, flag -> its last value."""
     return [values(words) for words in commands if words[0] == "fairseq-train"]
 
 
 def variant(flags) -> tuple[str, ...]:
-    """Return the method and its options."""
+    """Return the method of a training and its options, the flags that begin with its name, as "FLAG=VALUE"."""
     method = flags["--method"]
     options = []
     for flag, value in flags.items():
@@ -67,9 +86,10 @@ def variant(flags) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_causal_models_have_the_paper_s_hyper_parameters(size, rows_of_parts):
-    tokens, updates, dropout, _ = SIZES[size]
+    papers = SIZES[size]
     expected = EVERYWHERE | {
-        "--max-update": updates, "--total-num-update": updates, "--dropout": dropout, "--attention-dropout": dropout,
+        "--max-update": papers.updates, "--total-num-update": papers.updates, "--dropout": papers.dropout,
+        "--attention-dropout": papers.dropout,
     }  # fmt: skip
 
     rows = [flags for flags in rows_of_parts["clm"] if flags["--arch"] == f"normformer_lm_{size}"]
@@ -77,13 +97,13 @@ def test_causal_models_have_the_paper_s_hyper_parameters(size, rows_of_parts):
     assert rows
     for flags in rows:
         assert {flag: flags.get(flag) for flag in expected} == expected
-        assert batch(flags) == tokens
+        assert batch(flags) == papers.tokens
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_causal_models_are_trained_at_the_paper_s_rates(size, rows_of_parts):
     """NormFormer with scaled residuals is of the two small sizes alone, and Post-LN of the smallest, at one rate."""
-    rates = GRID | SIZES[size][3]
+    rates = GRID | SIZES[size].rates
     expected = {("pre_ln",): rates, ("normformer",): rates}
     if size in ("125m", "355m"):
         expected[WHOLE] = rates
@@ -98,7 +118,8 @@ def test_causal_models_are_trained_at_the_paper_s_rates(size, rows_of_parts):
     assert trained_at == expected
 
 
-def test_the_ablation_takes_one_part_away_at_a_time(rows_of_parts):
+def test_the_ablation_takes_one_addition_away_at_a_time(rows_of_parts):
+    """Of the whole NormFormer's four; the last row has none of them. It is trained at 125M and its best rate."""
     rows = rows_of_parts["ablation"]
 
     assert sorted(variant(flags) for flags in rows) == sorted(ABLATION)
@@ -130,28 +151,39 @@ def test_masked_models_are_trained_by_the_recipe_of_roberta_base(rows_of_parts):
         assert batch(flags) == 2048 * 512
 
 
+class DryRun(NamedTuple):
+    """Folder OUT of a dry run, and the commands that it lists, each as words."""
+
+    folder: Path
+    commands: list[list[str]]
+
+
 @pytest.fixture(scope="module")
-def narrowed(tmp_path_factory):
-    """Provide the folder and the commands of a dry run of two methods, on 2 GPUs and on the user's own text."""
+def narrowed(tmp_path_factory) -> DryRun:
+    """Provide a dry run of one size and seed, two rates and two methods, on 2 GPUs and on the user's own text.
+
+    The text is in the files a, b and c; post_ln has a rate of its own.
+    """
     folder = tmp_path_factory.mktemp("narrowed")
     names = [str(folder / name) for name in "abc"]
     chosen = {"PARTS": "clm", "SIZES": "355m", "METHODS": "deepnorm post_ln@2e-4", "LRS": "1e-3 2e-3", "SEEDS": 3}
     where = {"MAX_TOKENS": 4096, "GPUS": 2, "OUT": folder, "TEXT": " ".join(names)}
-    return folder, dry_run("normformer_lm", **chosen, **where)
+    return DryRun(folder, dry_run("normformer_lm", **chosen, **where))
 
 
-def test_the_user_s_text_is_prepared_first(narrowed):
-    folder, (prepare, first, *_) = narrowed
-    names = [str(folder / name) for name in "abc"]
-    prepared = str(folder / "data/text")
+def test_the_user_s_text_is_prepared_before_it_is_trained_on(narrowed):
+    names = [str(narrowed.folder / name) for name in "abc"]
+    prepared = str(narrowed.folder / "data/text")
+
+    prepare, train, *_ = narrowed.commands
 
     assert prepare == ["deepnet", "prepare", "lm", *names, prepared, "--bpe", "gpt2"]
-    assert first[1] == prepared
+    assert train[:2] == ["fairseq-train", prepared]
 
 
 def test_rows_can_be_narrowed_to_any_methods_rates_and_seeds(narrowed):
-    """A method has the rate after its @; the batch is the paper's on two GPUs."""
-    rows = trained(narrowed[1])
+    """A method has the rate after its @; the batch is the paper's on two GPUs; each row has a folder of its own."""
+    rows = trained(narrowed.commands)
 
     chosen = [(flags["--method"], flags["--lr"], flags["--seed"]) for flags in rows]
     assert chosen == [("deepnorm", "1e-3", "3"), ("deepnorm", "2e-3", "3"), ("post_ln", "2e-4", "3")]

@@ -1,4 +1,7 @@
-"""Tests of scripts/setup.sh and a new user's mistakes, with fast stand-ins for Python, pip and the compiler."""
+"""Tests of scripts/setup.sh and a new user's mistakes, with fast stand-ins for Python, pip and the compiler.
+
+The script makes .venv in a clone, and installs into it by the calls of pip that are named in STEPS.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ import pytest
 from ..support.experiments import until
 from ..support.helpers import ROOT
 
-OFFLINE = "Failed to establish a new connection: [Errno 111] Connection refused"
+OFFLINE = "Failed to establish a new connection: [Errno 111] Connection refused"  # pip's, without a network
+# Stand-in for python3.11 and python3.12, by its own name. NO_VENV: it lacks the module venv.
 PYTHON = """#!/bin/bash
 name="$(basename "$0")"
 case "$*" in
@@ -30,7 +34,9 @@ case "$*" in
     *) echo "Python of $name" ;;
 esac
 """
-# A package is there once its dist-info has INSTALLER. PIP_FAILS, PIP_HANGS: words of the call that fails or waits.
+# Stand-in for pip, which notes its calls. As for pip itself, a package is there once its dist-info has INSTALLER.
+# PIP_FAILS, PIP_HANGS: words of the call that fails with the message PIP_SAYS, or waits. With --dry-run the script asks
+# whether there is a wheel of fairseq, and is told that there is none.
 PIP = """#!/bin/bash
 echo "$*" >>"$CALLS"
 case "$*" in
@@ -50,12 +56,16 @@ touch "$site/$package.dist-info/INSTALLER"
 """
 NEEDED = ("basename", "bash", "cat", "cksum", "dirname", "env", "flock", "grep", "ln", "mkdir", "realpath", "rm", "sh",
           "sleep", "tail", "touch", "wc")  # fmt: skip
-COMPILER = '#!/bin/bash\nexit "${NO_HEADERS:-0}"\n'
-STEPS = ["torch==2.13.0+cpu", "numpy cython setuptools wheel", "fairseq-fixed", ".[dev]"]
+COMPILER = '#!/bin/bash\nexit "${NO_HEADERS:-0}"\n'  # NO_HEADERS: it does not find Python.h
+STEPS = ["torch==2.13.0+cpu", "numpy cython setuptools wheel", "fairseq-fixed", ".[dev]"]  # words of pip's calls
 
 
 class Clone:
-    """Folder with the files that the set-up reads, in an environment of stand-ins alone."""
+    """Clone of the repository, with the files alone that the set-up reads, in an environment of stand-ins.
+
+    root: the clone's folder, whose name has a blank; programs: folder of all programs that there are; calls: file with
+    a line for each call of pip; environment: variables of the script.
+    """
 
     def __init__(self, folder: Path):
         self.root = folder / "a clone"
@@ -72,11 +82,20 @@ class Clone:
             self.program(name, text)
 
     def program(self, name: str, text: str) -> None:
+        """Write a program."""
         (self.programs / name).write_text(text)
         (self.programs / name).chmod(0o755)
 
+    def add_constraint(self, line: str) -> None:
+        """Add a line PACKAGE==VERSION to the versions that the set-up installs."""
+        with open(self.root / "scripts/constraints.txt", "a") as file:
+            file.write(f"{line}\n")
+
     def start(self, *words: str, **environment: str) -> subprocess.Popen:
-        """Start `words`, by default the script, as the leader of a process group that reacts to Ctrl-C."""
+        """Start `words`, by default the script, as the leader of a process group that reacts to Ctrl-C.
+
+        environment: more variables. Calls of pip from before are forgotten.
+        """
         self.calls.write_text("")
         react_to_ctrl_c = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen(
@@ -86,7 +105,7 @@ class Clone:
         )  # fmt: skip
 
     def setup(self, *words: str, **environment: str) -> tuple[int, str]:
-        """Run the script; return its status and the output of both streams."""
+        """Run `words`, by default the script; return the status and the output of both streams."""
         process = self.start(*words, **environment)
         output, _ = process.communicate(timeout=60)
         return process.returncode, output
@@ -115,11 +134,13 @@ class Clone:
 
     @property
     def complete(self) -> bool:
+        """Return whether the set-up says that it is complete."""
         return (self.root / ".venv/complete").exists()
 
 
 @pytest.fixture
 def clone(tmp_path):
+    """Provide a clone that is not set up."""
     return Clone(tmp_path)
 
 
@@ -150,24 +171,23 @@ def test_setup_of_what_is_complete_is_silent_and_runs_no_step(complete_clone):
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("step, repeated", [(STEPS[0], STEPS), (STEPS[2], STEPS[1:])], ids=["torch", "fairseq"])
 def test_an_interrupted_setup_goes_on(clone, step, repeated, kill):
-    """Torch is kept once it is there; a package without INSTALLER is repeated."""
+    """It is interrupted in a step, by Ctrl-C or a kill. torch is kept once it is there; later steps are repeated."""
     first = clone.start_and_wait_in(step)
     os.killpg(first.pid, kill)
-    status_of_first = first.wait(timeout=60)
-    was_complete = clone.complete
+    assert first.wait(timeout=60) == -kill
+    assert not clone.complete
 
     status, output = clone.setup()
 
-    assert status_of_first == -kill
-    assert not was_complete
     assert status == 0, output
     assert clone.complete
-    assert "going on" in output
+    assert "going on" in output  # with what is there, rather than making .venv anew
     assert clone.steps == repeated
 
 
 @pytest.mark.slow
 def test_an_index_that_does_not_answer_is_the_reason_without_the_log(clone):
+    """The line names the command that shows which index pip asks."""
     failing = {"PIP_FAILS": "torch==", "PIP_SAYS": OFFLINE}
 
     output = clone.refuses("index", "pip config list", **failing)
@@ -224,6 +244,7 @@ def test_a_missing_compiler_is_named_before_any_step(clone):
 
 @pytest.mark.slow
 def test_a_wheel_of_fairseq_needs_no_compiler(clone):
+    """pip --dry-run succeeds, which says that there is a wheel."""
     (clone.programs / "c++").unlink()
     clone.program("pip", PIP.replace("*--dry-run*) exit 1", "*--dry-run*) exit 0"))
 
@@ -234,9 +255,14 @@ def test_a_wheel_of_fairseq_needs_no_compiler(clone):
 
 @pytest.mark.slow
 def test_the_same_python_makes_nothing_anew(complete_clone):
+    """The clone was set up by python3.11, the only one then."""
     complete_clone.program("python3.12", PYTHON)
 
-    assert complete_clone.setup(PYTHON="python3.11") == (0, "")
+    status, output = complete_clone.setup(PYTHON="python3.11")
+
+    assert status == 0
+    assert output == ""
+    assert complete_clone.steps == []
 
 
 @pytest.mark.slow
@@ -251,10 +277,11 @@ def test_another_python_makes_the_environment_anew(complete_clone):
 
 @pytest.mark.slow
 def test_another_build_of_torch_makes_the_environment_anew(complete_clone):
+    """TORCH_CUDA=1 asks for torch with CUDA, whose version has no +cpu, and so is none of STEPS."""
     complete_clone.setup(TORCH_CUDA="1")
 
+    assert "install torch==2.13.0\n" in complete_clone.calls.read_text()
     assert complete_clone.steps == STEPS[1:]
-    assert "install torch==2.13.0\n" in complete_clone.calls.read_text()  # without +cpu
 
 
 @pytest.mark.slow
@@ -269,19 +296,32 @@ def test_a_clone_that_has_moved_makes_the_environment_anew(complete_clone):
 
 
 @pytest.mark.slow
-def test_new_versions_come_into_what_is_there(complete_clone):
-    for line in ("regex==2026.1.1", "torch==2.14.0"):
-        with open(complete_clone.root / "scripts/constraints.txt", "a") as file:
-            file.write(f"{line}\n")
+def test_a_new_version_of_a_package_comes_into_what_is_there(complete_clone):
+    """All steps but that of torch are run, in the same .venv, once scripts/constraints.txt has changed."""
+    complete_clone.add_constraint("regex==2026.1.1")
+    file_in_venv = complete_clone.root / ".venv/a file"
+    file_in_venv.touch()
 
-        complete_clone.setup()
+    complete_clone.setup()
 
-        assert complete_clone.steps[-3:] == STEPS[1:]
-    made = (complete_clone.root / ".venv/made").read_text()
-    assert made.startswith("torch==2.13.0\ntorch==2.14.0")
+    assert complete_clone.steps == STEPS[1:]
+    assert file_in_venv.exists()
+
+
+@pytest.mark.slow
+def test_a_new_version_of_torch_makes_the_environment_anew(complete_clone):
+    complete_clone.add_constraint("torch==2.14.0")
+    file_in_venv = complete_clone.root / ".venv/a file"
+    file_in_venv.touch()
+
+    complete_clone.setup()
+
+    assert complete_clone.steps[-3:] == STEPS[1:]
+    assert not file_in_venv.exists()
 
 
 def test_sourcing_it_activates_and_changes_no_variable(clone):
+    """`source scripts/setup.sh` sets up and activates .venv; a PYTHONPATH of the user's stays."""
     command = 'source scripts/setup.sh >&2; echo "$VIRTUAL_ENV $PYTHONPATH"'
 
     _, output = clone.setup("bash", "-euc", command, PYTHONPATH="/mine")

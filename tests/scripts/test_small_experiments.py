@@ -1,4 +1,8 @@
-"""Tests of small experiments on the quickstart's corpus: an inverted gain, and the methods' first updates."""
+"""Tests of small experiments on the quickstart's corpus, by the trainings that their dry runs list.
+
+scripts/inverted_gain.sh compares DeepNorm with the mistakes of examples/inverted_gain, for 400 updates, and
+scripts/later_methods.sh compares all methods.
+"""
 
 import re
 
@@ -8,51 +12,68 @@ from deepnet_fairseq.core.methods import METHODS
 
 from ..support.experiments import needs_venv, trainings, values
 
-Rows = dict[str, dict[str, str]]  # method -> flags of its training, without the method and the folder
+FlagsByMethod = dict[str, dict[str, str]]  # method -> flags of its training, without --method and --save-dir
 
 
 @pytest.fixture(scope="module")
-def trainings_by_model_and_seed(tmp_path_factory) -> dict[tuple[str, str], Rows]:
-    """Provide (model, seed) -> the trainings of each method, from a dry run of the inverted gain."""
+def trainings_by_model_and_seed(tmp_path_factory) -> dict[tuple[str, str], FlagsByMethod]:
+    """Provide (model, seed) -> the trainings of each method, from a dry run of the inverted gain, which writes nothing.
+
+    A model is named by its kind and layers, as lm-24 for a language model. The flags have the data too.
+    """
     out = tmp_path_factory.mktemp("dry run") / "out"
-    groups: dict[tuple[str, str], Rows] = {}
-    for words in trainings("inverted_gain", OUT=out):
+    groups: dict[tuple[str, str], FlagsByMethod] = {}
+    for data, *words in trainings("inverted_gain", OUT=out):
         flags = values(words)
-        model, _, seed = re.fullmatch(r".*/(\w+-\d+)(.*)-seed(\d)", flags.pop("--save-dir")).groups()
+        save_dir = flags.pop("--save-dir")  # .../MODEL-VARIANT-seedSEED
+        model, seed = re.fullmatch(r".*/(\w+-\d+).*-seed(\d)", save_dir).groups()
         method = flags.pop("--method")
-        groups.setdefault((model, seed), {})[method] = flags | {"data": words[0]}
+        groups.setdefault((model, seed), {})[method] = flags | {"data": data}
     assert not out.exists()
     return groups
 
 
 @needs_venv
 def test_trainings_of_an_inverted_gain_differ_in_the_method_alone(trainings_by_model_and_seed):
-    assert len(trainings_by_model_and_seed) == 12
-    for rows in trainings_by_model_and_seed.values():
-        for flags in rows.values():
-            assert flags == rows["deepnorm"]
+    """Those of a model and a seed do; there are 4 models and 3 seeds."""
+    models = {model for model, _seed in trainings_by_model_and_seed}
+    seeds = {seed for _model, seed in trainings_by_model_and_seed}
+
+    assert len(models) == 4
+    assert seeds == {"1", "2", "3"}
+    for flags_by_method in trainings_by_model_and_seed.values():
+        for flags in flags_by_method.values():
+            assert flags == flags_by_method["deepnorm"]
 
 
 @needs_venv
 def test_wrong_alphas_are_trained_as_language_models_of_24_layers_alone(trainings_by_model_and_seed):
-    for (model, _), rows in trainings_by_model_and_seed.items():
-        assert len(rows) == (4 if model == "lm-24" else 2)
+    """Every model is trained with DeepNorm and with the inverted gain, this one with two wrong alphas besides."""
+    assert "lm-24" in {model for model, _seed in trainings_by_model_and_seed}
+    for (model, _seed), flags_by_method in trainings_by_model_and_seed.items():
+        assert len(flags_by_method) == (2 + 2 if model == "lm-24" else 2)
 
 
 @needs_venv
 def test_trainings_of_an_inverted_gain_have_the_model_and_seed_of_their_name(trainings_by_model_and_seed):
-    for (model, seed), rows in trainings_by_model_and_seed.items():
-        flags = rows["deepnorm"]
+    for (model, seed), flags_by_method in trainings_by_model_and_seed.items():
+        flags = flags_by_method["deepnorm"]
         assert flags["--seed"] == seed
         assert model.endswith("-" + flags["--decoder-layers"])
-        assert flags["--max-update"] == "400"
-        assert flags["--lr"] == "1e-3"
+
+
+@needs_venv
+def test_trainings_of_an_inverted_gain_use_the_example_s_methods(trainings_by_model_and_seed):
+    """For 400 updates at the quickstart's rate."""
+    for flags_by_method in trainings_by_model_and_seed.values():
+        flags = flags_by_method["deepnorm"]
         assert flags["--user-dir"] == "examples/inverted_gain"
+        assert flags["--lr"] == "1e-3"
+        assert flags["--max-update"] == "400"
 
 
 @needs_venv
 def test_later_methods_has_trainings_of_every_method_at_6_and_18_layers(tmp_path):
-    """As its dry run lists them."""
     rows = [values(words) for words in trainings("later_methods", OUT=tmp_path / "out")]
 
     trained = {(flags["--method"], flags["--encoder-layers"]) for flags in rows}
@@ -62,6 +83,7 @@ def test_later_methods_has_trainings_of_every_method_at_6_and_18_layers(tmp_path
 
 @needs_venv
 def test_later_methods_takes_a_method_with_its_options(tmp_path):
+    """METHODS has METHOD+OPTION+OPTION=VALUE, of which the run's folder is named."""
     word = "normformer+normformer-scale-residual+normformer-head-scale=none"
 
     (words,) = trainings("later_methods", METHODS=word, DEPTHS=2, UPDATES=7, OUT=tmp_path / "out")

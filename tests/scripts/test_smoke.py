@@ -1,4 +1,8 @@
-"""Tests of a row of each table in miniature, from archives to report, also when the script is killed."""
+"""Tests of a row of each table in miniature, from archives to report, also when the script is killed.
+
+A script of a table, called with SMOKE=1, trains each of its rows on a small generated corpus in OUT/FOLDER/ROW, scores
+it, and writes the report OUT/FOLDER.md.
+"""
 
 import json
 import random
@@ -25,11 +29,11 @@ ROWS = {  # script -> folder of its runs, settings of the row
     "admin_wmt14_en_fr": ("admin_wmt14_en_fr", {"METHODS": "admin", "DEPTHS": "2-1"}),
     "admin_iwslt14": ("admin_iwslt14", {"METHODS": "admin", "DEPTHS": "2", "WARMUP": "0"}),
 }
-SHORT = ("--max-update", "40", "--save-interval-updates", "10", "--log-interval", "10")
+SHORT = ("--max-update", "40", "--save-interval-updates", "10", "--log-interval", "10")  # flags of fairseq-train
 
 
 def score_without_times(run) -> dict:
-    """Return the run's score without the time it took."""
+    """Return the content of the run's score.json, without the time that generation took."""
     return json.loads((run / "score.json").read_text(), object_hook=lambda fields: fields | {"generation": None})
 
 
@@ -43,11 +47,13 @@ class UndisturbedRow(NamedTuple):
 
     @property
     def report(self) -> Path:
+        """Return the report's file, beside the folder with the runs of the table."""
         return self.run.parent.with_suffix(".md")
 
 
 @pytest.fixture(scope="module", params=ROWS)
 def undisturbed_row(request, tmp_path_factory):
+    """Provide the row of each script of ROWS."""
     out = tmp_path_factory.mktemp("whole run")
     folder, setting = ROWS[request.param]
     printed = script(request.param, *SHORT, timeout=1200, SMOKE=1, OUT=out, PLAN=1, **setting).stdout
@@ -57,7 +63,7 @@ def undisturbed_row(request, tmp_path_factory):
 
 @pytest.mark.smoke
 def test_a_row_ends_in_the_report_with_its_score(undisturbed_row):
-    """The report is printed and written; it is marked as a miniature."""
+    """The report, which is printed too, is marked as a miniature's."""
     printed = undisturbed_row.printed
     bleu = f"{score_without_times(undisturbed_row.run)['bleu']:.2f}"
 
@@ -69,6 +75,7 @@ def test_a_row_ends_in_the_report_with_its_score(undisturbed_row):
 
 @pytest.mark.smoke
 def test_a_row_prints_its_plan_and_the_disk_it_took(undisturbed_row):
+    """The file `disk` in the row's folder says how much disk its training took at most."""
     disk = (undisturbed_row.run / "disk").read_text()
 
     assert "== plan" in undisturbed_row.printed
@@ -78,7 +85,7 @@ def test_a_row_prints_its_plan_and_the_disk_it_took(undisturbed_row):
 
 @pytest.mark.smoke
 def test_a_row_keeps_weights_alone(undisturbed_row):
-    """They are those of the average, if there is one, and of the last checkpoint."""
+    """Checkpoints are those of the average, if there is one, and the last one, without the optimiser's state."""
     kept = sorted(undisturbed_row.run.glob("*.pt"))
 
     assert kept
@@ -89,19 +96,20 @@ def test_a_row_keeps_weights_alone(undisturbed_row):
 
 @pytest.mark.smoke
 def test_a_second_call_of_a_row_trains_and_translates_nothing(undisturbed_row):
+    """Training and translating, which are announced with the run's folder, are not announced again."""
     name, setting, run, printed = undisturbed_row
     score = score_without_times(run)
-    work = re.compile(f"(training|translating .*with) {re.escape(str(run))}")
+    announced = re.compile(f"(training|translating .*with) {re.escape(str(run))}")
 
     again = script(name, *SHORT, SMOKE=1, OUT=run.parent.parent, **setting).stdout
 
-    assert work.search(printed)
-    assert not work.search(again)
+    assert announced.search(printed)
+    assert not announced.search(again)
     assert score_without_times(run) == score
 
 
 def bleus_of(score: dict) -> list[float]:
-    """Return the BLEU of each direction of a multilingual score, of each subset; or the one of a bilingual score."""
+    """Return the BLEU scores in a score.json: one if it is bilingual, else one for each direction of each test set."""
     if "sets" not in score:
         return [score["bleu"]]
     bleus = []
@@ -123,14 +131,14 @@ def bleus_of(score: dict) -> list[float]:
 def test_deepnorm_translates_a_miniature_and_post_ln_at_18_layers_is_stuck(
     name, least_bleu, is_post_ln_stuck, tmp_path
 ):
-    """DeepNorm translates into each language."""
+    """DeepNorm translates into each language; least_bleu is what a miniature reaches with any of its depths."""
     printed = script(name, timeout=1800, SMOKE=1, OUT=tmp_path).stdout
 
     bleus = []
     for path in tmp_path.glob("*/deepnorm-*/score.json"):
         bleus += bleus_of(json.loads(path.read_text()))
     assert min(bleus) > least_bleu
-    assert ("stuck at update" in printed) == is_post_ln_stuck
+    assert ("stuck" in printed) == is_post_ln_stuck
 
 
 def start_and_kill(moment: float, name, **setting) -> None:
@@ -144,9 +152,13 @@ def start_and_kill(moment: float, name, **setting) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["script", "everything"])
 def test_a_script_killed_twice_ends_in_the_same_row(undisturbed_row, who, tmp_path):
-    """It is killed at two random moments, alone or with its children."""
-    name, setting, run, _ = undisturbed_row
+    """It is killed at two random moments, alone or with its children, and then begun again.
+
+    A file NAME.part is one that is not written to its end.
+    """
+    name, setting, undisturbed_run, _ = undisturbed_row
     setting = setting | {"SMOKE": 1, "OUT": tmp_path}
+    table = undisturbed_run.parent.name
     moments = random.Random(f"{name} {who}")
     for _ in range(2):
         start_and_kill(moments.uniform(3, 30), name, **setting)
@@ -155,8 +167,9 @@ def test_a_script_killed_twice_ends_in_the_same_row(undisturbed_row, who, tmp_pa
 
     script(name, *SHORT, timeout=1200, **setting)
 
-    assert score_without_times(tmp_path / run.parent.name / run.name) == score_without_times(run)
-    assert (tmp_path / f"{run.parent.name}.md").exists()
+    run = tmp_path / table / undisturbed_run.name
+    assert score_without_times(run) == score_without_times(undisturbed_run)
+    assert (tmp_path / f"{table}.md").exists()
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -183,7 +196,8 @@ def two_rows_killed_ten_times(two_undisturbed_rows, tmp_path_factory):
     return out
 
 
-def last_weights_of(run) -> dict:
+def last_weights_of(run) -> dict[str, torch.Tensor]:
+    """Return the weights by name of the last checkpoint in a run's folder."""
     return torch.load(run / "checkpoint_last.pt", weights_only=False)["model"]
 
 
@@ -214,16 +228,16 @@ def test_rows_killed_at_ten_moments_end_in_the_same_table(two_undisturbed_rows, 
 
 LM_SHORT = ("--max-update", "30", "--total-num-update", "30", "--save-interval-updates", "10")
 CAUSAL_ROW = {"SMOKE": 1, "PARTS": "clm", "METHODS": "normformer", "LRS": "1e-3"}
-MASKED_ROWS = {"SMOKE": 1, "PARTS": "mlm", "METHODS": "pre_ln", "LRS": "1e-3 1e30"}
+MASKED_ROWS = {"SMOKE": 1, "PARTS": "mlm", "METHODS": "pre_ln", "LRS": "1e-3 1e30"}  # the second rate diverges
 
 
 def scored_loss(run) -> float:
-    """Return the bits a token of the validation text."""
+    """Return the bits a token of the validation text, from the run's score.json."""
     return json.loads((run / "score.json").read_text())["sets"]["valid"]["loss"]
 
 
 def last_logged_loss(run) -> float:
-    """Return the loss of the training's last validation."""
+    """Return the bits a token of the training's last validation, from its log."""
     lines = [line for line in (run / "train.log").read_text().splitlines() if "| INFO | valid | {" in line]
     return float(json.loads(lines[-1].split("| valid | ")[1])["valid_loss"])
 
@@ -250,6 +264,7 @@ class LanguageModels(NamedTuple):
 
 @pytest.fixture(scope="module")
 def language_models(tmp_path_factory):
+    """Provide the rows that scripts/normformer_lm.sh has trained in miniature."""
     out = tmp_path_factory.mktemp("normformer")
     causal = script("normformer_lm", *LM_SHORT, timeout=1200, OUT=out, **CAUSAL_ROW).stdout
     masked = script("normformer_lm", *LM_SHORT, timeout=1200, OUT=out, **MASKED_ROWS).stdout
@@ -258,6 +273,7 @@ def language_models(tmp_path_factory):
 
 @pytest.mark.smoke
 def test_a_causal_row_records_what_it_is(language_models):
+    """A miniature of the 125M model has 4 layers; it has no encoder."""
     facts = json.loads((language_models.causal / "run.json").read_text())
 
     assert facts["size"] == "125M"
@@ -269,6 +285,7 @@ def test_a_causal_row_records_what_it_is(language_models):
 
 @pytest.mark.smoke
 def test_the_score_of_a_causal_row_is_that_of_its_last_validation(language_models):
+    """fairseq logs losses with three decimals."""
     run = language_models.causal
 
     assert scored_loss(run) == pytest.approx(last_logged_loss(run), abs=2e-3)
@@ -276,6 +293,7 @@ def test_the_score_of_a_causal_row_is_that_of_its_last_validation(language_model
 
 @pytest.mark.smoke
 def test_a_causal_row_ends_in_a_table_of_perplexities(language_models):
+    """A perplexity is 2 to the power of the loss in bits."""
     page = (language_models.out / "normformer_clm.md").read_text()
 
     assert f"{2 ** scored_loss(language_models.causal):.2f}" in page
@@ -294,19 +312,19 @@ def test_a_causal_row_ends_in_figures(figure, language_models):
 def test_a_second_call_of_a_causal_row_trains_and_evaluates_nothing(language_models):
     again = script("normformer_lm", *LM_SHORT, OUT=language_models.out, **CAUSAL_ROW).stdout
 
-    assert again
-    assert "(log: " not in again
-    assert "evaluating " not in again
+    announced = re.compile(r"\(log: |evaluating ")  # a training names its log
+    assert announced.search(language_models.printed_of_causal)
+    assert not announced.search(again)
 
 
 @pytest.mark.smoke
 def test_a_rate_that_diverges_is_a_result_without_a_score(language_models):
     run = language_models.diverged
 
-    assert (run / "trained").exists()
+    assert (run / "trained").exists()  # it is over
     assert (run / "diverged").exists()
     assert not (run / "score.json").exists()
-    assert "diverged at update" in language_models.printed_of_masked
+    assert "diverged" in language_models.printed_of_masked
     assert run.name in (language_models.out / "normformer_mlm.md").read_text()
 
 
