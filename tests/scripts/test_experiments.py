@@ -284,7 +284,7 @@ def test_a_dry_run_prints_a_line_of_each_row(plan_of_four_rows):
 
 
 def test_a_dry_run_sums_up_hours_disk_and_memory(plan_of_four_rows):
-    """The sums are those that `deepnet plan` gives for these rows, and which its own tests derive.
+    """The sums are those that `deepnet plan` gives for these rows.
 
     Hours are of 100,000 updates, or 11,000 of a row that diverged in the paper, on 8 GPUs. On the disk are 3
     checkpoints of 14 bytes a parameter, and 11 + 1 files of weights of 2 bytes a parameter.
@@ -457,7 +457,7 @@ def test_a_wrong_setting_is_refused_by_its_flag(name, setting, value):
 HOPELESS_ROW = {"PLAN": 1, "METHODS": "post_ln", "DEPTHS": 18}  # diverged in the paper
 STOPPED = [  # script, settings, --stop-stuck: updates after which a training that has learnt nothing is ended
     ("table1_wmt17", {}, None),
-    ("table1_wmt17", HOPELESS_ROW, "10000"),  # by default, where the plan counts with it
+    ("table1_wmt17", HOPELESS_ROW, "10000"),  # a plan asks for it by default
     ("table1_wmt17", HOPELESS_ROW | {"STOP_STUCK": 0}, None),
     ("table1_wmt17", {"STOP_STUCK": 5000}, "5000"),
     ("table1_wmt17", {"SMOKE": 1}, "200"),  # of a miniature by default

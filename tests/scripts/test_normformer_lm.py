@@ -119,7 +119,7 @@ def test_causal_models_are_trained_at_the_paper_s_rates(size, rows_of_parts):
 
 
 def test_the_ablation_takes_one_addition_away_at_a_time(rows_of_parts):
-    """Of the whole NormFormer's four; the last row has none of them. It is trained at 125M and its best rate."""
+    """Of the whole NormFormer's four; the last row has none of them. All are trained at 125M with one rate."""
     rows = rows_of_parts["ablation"]
 
     assert sorted(variant(flags) for flags in rows) == sorted(ABLATION)
