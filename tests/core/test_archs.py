@@ -22,7 +22,7 @@ from deepnet_fairseq.plugin.building import build
 from deepnet_fairseq.plugin.flags import DeepTransformerConfig, namespace
 
 from ..support.configs import settings_of_flags, settings_of_yaml
-from ..support.single_stacks import KINDS as LANGUAGE_MODELS
+from ..support.single_stacks import SINGLE_STACKS as LANGUAGE_MODELS
 from ..support.single_stacks import stack_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "archs.txt"

@@ -22,7 +22,7 @@ from ..support.decoded import fairseq_hypotheses, source_sentences
 from ..support.errors import refused
 from ..support.helpers import EOS, PAD, ROOT, VOCAB, run_cold
 from ..support.programs import import_program
-from ..support.single_stacks import EVERY as EVERY_KIND
+from ..support.single_stacks import EVERY_KIND as EVERY_KIND
 from ..support.single_stacks import batch, inputs, noisy_model, scores, sizes, small
 
 torch_alone = import_program(ROOT / "results" / "torch_alone" / "run.py")

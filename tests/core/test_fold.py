@@ -23,7 +23,7 @@ from ..support.errors import refused
 from ..support.every_slot import EverySlot
 from ..support.folds import FOLDABLE, as_if_trained, folded
 from ..support.helpers import PAD
-from ..support.single_stacks import EVERY as EVERY_KIND
+from ..support.single_stacks import EVERY_KIND as EVERY_KIND
 from ..support.single_stacks import small
 
 PLAIN_NORMFORMER = {  # NormFormer without what it adds to Pre-LN

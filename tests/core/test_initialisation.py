@@ -111,7 +111,7 @@ def drawn(request):
     Learned positions and 2000 symbols of width 336 make standard deviations of embeddings exact enough.
     """
     name = sorted(METHODS)[request.param]
-    kind = single_stacks.EVERY[request.param % 3]
+    kind = single_stacks.EVERY_KIND[request.param % 3]
     fields = {}
     for stack in archs.STACKS[kind]:
         fields[f"{stack}_layers"] = 2

@@ -15,7 +15,7 @@ from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.probes import PROBES
 
 from ..support import helpers
-from ..support.single_stacks import KINDS as LANGUAGE_MODELS
+from ..support.single_stacks import SINGLE_STACKS as LANGUAGE_MODELS
 from ..support.single_stacks import noisy_model, stack_of
 
 PROBE = PROBES["learned_scale"]

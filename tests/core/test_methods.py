@@ -22,8 +22,8 @@ from deepnet_fairseq.core.slots import Residual
 from ..support.decoded import step_by_step
 from ..support.helpers import FIRST, PAD, TOLERANCE, VOCAB, batch, logits
 from ..support.own_methods import registered
-from ..support.single_stacks import EVERY as EVERY_KIND
-from ..support.single_stacks import KINDS as LANGUAGE_MODELS
+from ..support.single_stacks import EVERY_KIND as EVERY_KIND
+from ..support.single_stacks import SINGLE_STACKS as LANGUAGE_MODELS
 from ..support.single_stacks import batch as text_batch
 from ..support.single_stacks import disturb, inputs, loss_of, noisy_model, scores, sizes, small
 

@@ -18,7 +18,7 @@ from deepnet_fairseq.core.methods.mhc import Write, sinkhorn
 from deepnet_fairseq.core.slots import Site
 
 from ..support import observing
-from ..support.single_stacks import EVERY as EVERY_KIND
+from ..support.single_stacks import EVERY_KIND as EVERY_KIND
 from ..support.single_stacks import batch, inputs, noisy_model, scores, small
 
 
@@ -74,7 +74,7 @@ def assert_branch_dependencies(model, tokens, shares):
     """
     fixed_batch = {"src_tokens": tokens, "src_lengths": None}  # observing a language model needs one; not read here
     values = observing.observe(
-        model, [tokens], "branch_dependency", loss=lambda model, tokens: model(tokens)[0].sum(), held=fixed_batch
+        model, [tokens], "branch_dependency", loss=lambda model, tokens: model(tokens)[0].sum(), held_out=fixed_batch
     )
     assert values["branch_dependency"] == pytest.approx(shares, rel=1e-3)
 

@@ -19,7 +19,7 @@ from deepnet_fairseq.plugin.building import build
 
 from ..support.errors import refused
 from ..support.helpers import VOCAB
-from ..support.single_stacks import EVERY as EVERY_KIND
+from ..support.single_stacks import EVERY_KIND as EVERY_KIND
 from ..support.single_stacks import batch, inputs, loss_of, noisy_model, scores, sizes, small
 
 

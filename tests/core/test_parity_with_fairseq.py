@@ -15,7 +15,7 @@ from deepnet_fairseq.core.archs import LM, MASKED_LM, MODEL_NAME, ROBERTA
 from deepnet_fairseq.plugin.building import blank_task
 
 from ..support.helpers import PAD, TOLERANCE, VOCAB
-from ..support.single_stacks import EVERY as EVERY_KIND
+from ..support.single_stacks import EVERY_KIND as EVERY_KIND
 from ..support.single_stacks import batch, disturb, inputs, loss_of, scores, small, stock
 
 FP32 = TOLERANCE[torch.float32]

@@ -50,7 +50,7 @@ def observe_one_update(model, probes="all", scale=1.0):
     if model.NAME == TRANSLATION:
         return observing.observe(model, [net_input()], probes, scale)
     held = fixed_batch(model.NAME)
-    return observing.observe(model, [None], probes, scale, loss=single_stacks.loss_of, held=held)
+    return observing.observe(model, [None], probes, scale, loss=single_stacks.loss_of, held_out=held)
 
 
 def addresses_of_branches(stacks):
@@ -78,7 +78,7 @@ every_method = pytest.mark.parametrize(
     ("kind", "method"),
     [
         *product([TRANSLATION], sorted(METHODS)),
-        *product(single_stacks.KINDS, ("deepnorm", "normformer", "rezero", "dlcl")),  # language models
+        *product(single_stacks.SINGLE_STACKS, ("deepnorm", "normformer", "rezero", "dlcl")),  # language models
     ],
 )
 
@@ -126,7 +126,7 @@ def gradient_norm_by_hand(model, prefix, scale):
     return math.sqrt(squares) * scale
 
 
-@pytest.mark.parametrize("kind", single_stacks.EVERY)
+@pytest.mark.parametrize("kind", single_stacks.EVERY_KIND)
 def test_gradient_norms_are_autograds(kind):
     """Those of layers and of the rest together give the norm of all gradients."""
     model = two_layer_model(kind)
@@ -270,7 +270,7 @@ def test_branches_that_begin_at_zero_have_no_share_of_the_variance():
     assert set(shares.values()) == {0.0}
 
 
-@pytest.mark.parametrize("kind", single_stacks.EVERY)
+@pytest.mark.parametrize("kind", single_stacks.EVERY_KIND)
 def test_model_update_is_that_of_a_known_change(kind):
     """The output is a LayerNorm's, of norm sqrt(C) a token; it grows by a tenth, and the update is 0.1 sqrt(C)."""
     model = two_layer_model(kind)
@@ -288,7 +288,7 @@ def test_model_update_is_that_of_a_known_change(kind):
     assert probe.values() == expected
 
 
-@pytest.mark.parametrize("kind", single_stacks.EVERY)
+@pytest.mark.parametrize("kind", single_stacks.EVERY_KIND)
 def test_outputs_are_features_of_each_stack_at_real_tokens(kind):
     net_input = fixed_batch(kind)
 

@@ -132,7 +132,7 @@ def test_a_broken_transfer_resumes_at_its_last_byte(then, server, file, tmp_path
 
     Here 1,024,000 bytes come in 2 * 300,000 + 8 * 30,000 and the rest.
     """
-    server.faults["/a.gz"] = [Fault(after=300_000, then=then)] * 2 + [Fault(after=30_000)] * (ATTEMPTS + 2)
+    server.faults["/a.gz"] = [Fault(after=300_000, ending=then)] * 2 + [Fault(after=30_000)] * (ATTEMPTS + 2)
 
     path = fetch(file, tmp_path)
 

@@ -22,7 +22,7 @@ from deepnet_fairseq.data import lm_text
 
 from ..support.errors import assert_refused, refusal, refused
 from ..support.loopback import serve
-from ..support.plain_text import DOCUMENT, MERGES, SIZES, VOCAB, a_texts, dictionary_of, prepare, write_gpt2  # noqa: F401
+from ..support.plain_text import DOCUMENT, MERGES, SIZES, VOCAB, dictionary_of, make_texts, prepare, write_gpt2  # noqa: F401
 
 SPECIAL = 4  # symbols that fairseq's dictionary has besides those in its file: <s>, <pad>, </s>, <unk>
 

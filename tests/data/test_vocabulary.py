@@ -32,8 +32,8 @@ from ..support.helpers import USER_DIR, run
 from ..support.prepared_again import (
     FLAGS,
     copy_data,
+    copy_source_side,
     longer,
-    plain_text,
     recounted,
     renamed,
     reordered,
@@ -77,7 +77,7 @@ class Trained:
         elif kind == "translation_multi_simple_epoch":
             self.data = copy_data(MANY_DATA, folder / "data")
         else:
-            self.data = plain_text(data, folder / "data")
+            self.data = copy_source_side(data, folder / "data")
         self.path = folder / "run" / "checkpoint_last.pt"
         self.model = save_start(self.path, self.data, *self.flags).get_model()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from ..support.lives import rows
+from ..support.lives import logged_numbers
 from . import states
 from .life import FAILED, FLAGS, SAVES, Life, children, phase, saved
 from .states import Lost
@@ -85,7 +85,7 @@ class Campaign:
         self.latest_kill_in_a_save = median(map(float, seconds_of_writing))  # seconds after the save has begun
         # what a killed training has to end with
         self.expected_checkpoint = states.load(folder / "alone" / LAST)
-        self.expected_rows = rows(life.log)
+        self.expected_rows = logged_numbers(life.log)
         self.checkpoint_bytes = (folder / "alone" / LAST).stat().st_size
 
     @property
@@ -211,7 +211,7 @@ class Campaign:
         if known and has_begun and f"@ {known} updates" not in log:
             raise Lost(f"{life.log}: did not go on from update {known}")
 
-        logged = rows(life.log) if log else {}  # the file may not be there yet
+        logged = logged_numbers(life.log) if log else {}  # the file may not be there yet
         for row, numbers in logged.items():
             expected = self.expected_rows.get(row)
             if numbers != expected:

@@ -14,7 +14,7 @@ from deepnet_fairseq.core.initialisation import PROFILES
 from deepnet_fairseq.core.methods import METHODS
 from dev.methods_page import methods_page
 
-from ..support.helpers import ROOT, USER_DIR, call, run_cold
+from ..support.helpers import ROOT, USER_DIR, output_of_module, run_cold
 
 METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text()
 # lines of the tables that dev/methods_page.py writes
@@ -57,7 +57,7 @@ def checkout_with_example(tmp_path_factory):
 def card_of_example(checkout_with_example):
     """Provide what `deepnet methods` tells of the example, at 18L-25L."""
     command = ("deepnet_fairseq", "methods", "layer_scale", "--layers", "18,25", "--json")
-    return json.loads(call(checkout_with_example / "deepnet_fairseq", *command))
+    return json.loads(output_of_module(checkout_with_example / "deepnet_fairseq", *command))
 
 
 def test_the_example_of_a_new_method_adds_its_vectors(card_of_example):

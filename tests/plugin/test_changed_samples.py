@@ -10,7 +10,7 @@ import torch
 from fairseq import utils
 
 from ..conftest import TRAIN_FLAGS
-from ..support.diverging import TINY, Training, train, updates
+from ..support.diverging import TINY, Training, train, updates_of_last_checkpoint
 
 RDROP = ("--criterion", "label_smoothed_cross_entropy_with_rdrop", "--rdrop-alpha", "5")
 BLEU = ("--eval-bleu", "--eval-bleu-args", '{"beam": 1, "max_len_b": 10}')
@@ -40,7 +40,7 @@ def test_rdrop_trains_with_a_validation_of_bleu(data, tmp_path):
     train(data, tmp_path, *TINY, *RDROP, *BLEU, "--max-update", "2", common=validating)
 
     last = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    assert updates(tmp_path) == 2
+    assert updates_of_last_checkpoint(tmp_path) == 2
     assert last["extra_state"]["val_loss"] > 0
 
 

@@ -15,8 +15,9 @@ from fairseq.file_io import PathManager
 from deepnet_fairseq.plugin.checkpoints import atomic, reading
 from deepnet_fairseq.plugin.checkpoints.saving import on_cpu
 
-from ..support.broken import contents, flip_a_bit
+from ..support.broken import flip_a_bit
 from ..support.errors import refused
+from ..support.prepared import files_in
 
 NO_SUFFIX = ""  # of --checkpoint-suffix
 
@@ -150,7 +151,7 @@ def test_a_new_run_removes_what_killed_saves_have_left(last, previous, tmp_path)
 def test_a_full_disk_leaves_the_old_checkpoint(last, tmp_path):
     """A full disk is reported with the system's reason, not torch's, and the old file stays unchanged."""
     atomic.save(state_after(1), last)
-    before = contents(tmp_path)
+    before = files_in(tmp_path)
     unfinished = tmp_path / f"checkpoint_last.pt.{os.getpid()}.part"  # name of the file that a save writes first
     unfinished.symlink_to("/dev/full")  # which takes no byte
 
@@ -159,7 +160,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(last, tmp_path):
 
     assert caught.type is atomic.SaveError
     assert os.strerror(errno.ENOSPC) in caught.value.way_out
-    assert contents(tmp_path) == before
+    assert files_in(tmp_path) == before
     assert file_names(tmp_path) == {last.name}
 
 
@@ -269,13 +270,13 @@ def test_the_log_names_the_damaged_checkpoint_and_the_one_taken(checkpoints, tmp
 def test_a_folder_of_damaged_checkpoints_is_refused_and_left_alone(checkpoints, tmp_path):
     for path in checkpoints:
         flip_a_bit(path)
-    before = contents(tmp_path)
+    before = files_in(tmp_path)
 
     with refused(checkpoints[0], tmp_path) as caught:
         reading.other_than_last(tmp_path, NO_SUFFIX)
 
     assert "--restore-file" in caught.value.way_out
-    assert contents(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 @pytest.mark.parametrize("folder", ["", "none"], ids=["an empty folder", "no folder"])

@@ -17,11 +17,12 @@ from fairseq import checkpoint_utils
 from deepnet_fairseq.cli import main
 
 from ..conftest import TRAIN_FLAGS
-from ..support.broken import Call, check_line, contents, write_sentences
+from ..support.broken import Call, check_line, write_sentences
 from ..support.diverging import Training
 from ..support.errors import assert_one_line, refused
 from ..support.helpers import EOS, USER_DIR, run
 from ..support.lives import TINY
+from ..support.prepared import files_in
 
 GENERATE = ("--user-dir", USER_DIR, "--cpu", "--task", "translation", "--max-tokens", "2000")
 CODE = Call(os.system, "touch PROOF")  # its unpickling would make the file PROOF in the current folder
@@ -183,14 +184,14 @@ def test_commands_refuse_a_wrong_checkpoint_and_change_no_file(command, case, so
     REFUSED_BY_COMMANDS[case].write(path, sound_checkpoint)
     out = tmp_path / "out"
     out.write_bytes(b"what was there")
-    before = contents(tmp_path)
+    before = files_in(tmp_path)
 
     words = [*COMMANDS[command](sound_checkpoint, path), "--out", out]
     with pytest.raises(SystemExit) as caught:
         main([str(word) for word in words])
 
     check_line(caught.value, str(path), REFUSED_BY_COMMANDS[case].fact)
-    assert contents(tmp_path) == before
+    assert files_in(tmp_path) == before
 
 
 class Program(NamedTuple):

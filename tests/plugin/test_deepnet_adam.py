@@ -23,7 +23,7 @@ from deepnet_fairseq.tools.export.transformer import fold_checkpoint
 from ..support import diverging
 from ..support.errors import refused
 from ..support.helpers import small
-from ..support.observing import close, loss_of, net_input, observe
+from ..support.observing import assert_nearly_equal, loss_of, net_input, observe
 from ..support.optimisers import (
     FP16,
     HALF,
@@ -118,7 +118,7 @@ def test_probes_read_the_gradients_of_the_mean_loss(tmp_path):
 
     norms = read_record(tmp_path / "probes.jsonl").rows[0]["gradient_norm"]
     expected = observe(small(2), [inputs])["gradient_norm"]  # of the loss without the factor
-    close(norms, expected, tolerance=1e-4)
+    assert_nearly_equal(norms, expected, tolerance=1e-4)
 
 
 # deepnet_adam in half precision

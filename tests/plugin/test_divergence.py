@@ -20,7 +20,7 @@ from deepnet_fairseq.plugin.trainer import DeepTrainer
 
 from ..conftest import TRAIN_FLAGS
 from ..support import ranks
-from ..support.diverging import TINY, WILD, Poison, Training, train
+from ..support.diverging import DIVERGING, TINY, NanGradient, Training, train
 
 
 def beginning(update: int, kind: str) -> str:
@@ -69,7 +69,7 @@ def test_the_branch_is_named_whose_gradient_alone_is_not_finite(data, tmp_path):
     """The search finds it with recomputation too, by which the layer's forward pass runs within the backward pass."""
     training = Training(data, tmp_path, *TINY, "--checkpoint-activations")
     # Poison passes its input on, and returns NaN as its gradient
-    training.model.decoder.layers[0].fc2.register_forward_hook(lambda module, inputs, y: Poison.apply(y))
+    training.model.decoder.layers[0].fc2.register_forward_hook(lambda module, inputs, y: NanGradient.apply(y))
 
     line = training.diverge()
 
@@ -137,7 +137,7 @@ def test_two_processes_that_diverge_end_together_with_one_line(data, tmp_path):
     """WILD diverges at update 3 of 4. The 400 sentences of an epoch are two batches, one for each process."""
     flags = ("--max-update", "4", "--max-tokens", "20000", "--batch-size", "200", "--save-dir", tmp_path)
 
-    ranks.train(2, tmp_path / "log", data, *TRAIN_FLAGS, *WILD, *flags, check=False, timeout=100)
+    ranks.train(2, tmp_path / "log", data, *TRAIN_FLAGS, *DIVERGING, *flags, check=False, timeout=100)
 
     log = (tmp_path / "log").read_text()
     assert "Traceback" not in log

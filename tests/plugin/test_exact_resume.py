@@ -11,7 +11,7 @@ from deepnet_fairseq.plugin.optimisers import float32_weights
 
 from ..conftest import TRAIN_FLAGS
 from ..support.diverging import Training
-from ..support.lives import TINY, assert_ends_as_one_left_alone
+from ..support.lives import TINY, assert_ends_as_undisturbed
 
 VALIDATED = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
 SAVES = "--max-tokens 3000 --save-interval-updates 4 --keep-interval-updates 1"  # 10 updates an epoch
@@ -48,7 +48,7 @@ CASES = [*IN_DEFAULT_SUITE, *(pytest.param(flags, marks=pytest.mark.smoke) for f
 @pytest.mark.parametrize("flags", CASES)
 def test_a_killed_training_ends_as_an_undisturbed_one(flags, data, tmp_path):
     """A training killed after updates, in the second epoch and in the middle of saves ends as an undisturbed one."""
-    assert_ends_as_one_left_alone(tmp_path, (data, *RUN, *flags.split()), moments=KILLS[flags])
+    assert_ends_as_undisturbed(tmp_path, (data, *RUN, *flags.split()), moments=KILLS[flags])
 
 
 @pytest.mark.smoke
@@ -64,7 +64,7 @@ def test_a_killed_training_ends_as_an_undisturbed_one(flags, data, tmp_path):
 )
 def test_a_training_stopped_by_sigterm_ends_as_an_undisturbed_one(moment, data, tmp_path):
     """A training stopped by SIGTERM at any point, validation included, ends as an undisturbed one."""
-    assert_ends_as_one_left_alone(tmp_path, (data, *RUN, "--max-update", "16"), moments=[moment], kind=signal.SIGTERM)
+    assert_ends_as_undisturbed(tmp_path, (data, *RUN, "--max-update", "16"), moments=[moment], kind=signal.SIGTERM)
 
 
 # Float32 weights and loss scale in the state of an optimiser

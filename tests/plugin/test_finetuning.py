@@ -22,7 +22,7 @@ from deepnet_fairseq.tools.export.transformer import NO_TRAINING
 
 from ..support import lives, ranks, sentiment
 from ..support.helpers import FIRST, PAD, TOLERANCE, VOCAB
-from ..support.sentiment import CLASSES, HEAD, RUN, some_data  # noqa: F401  a fixture
+from ..support.sentiment import CLASSES, HEAD, RUN, make_sentiment_data  # noqa: F401  a fixture
 
 BOS = 0
 LENGTHS = {"max_positions": 32}
@@ -135,14 +135,14 @@ def fine_tuning(data, pretrained, folder) -> tuple:
 def fine_tuned(data, pretrained, tmp_path_factory) -> Path:
     """Provide the folder of an undisturbed fine-tuning, with its checkpoints and its output in `log`."""
     folder = tmp_path_factory.mktemp("tuned")
-    status = lives.live(folder / "log", *fine_tuning(data, pretrained, folder))
+    status = lives.status_of_training(folder / "log", *fine_tuning(data, pretrained, folder))
     assert status == 0
     return folder
 
 
 def test_accuracy_is_reported_and_chooses_the_best_checkpoint(fine_tuned):
     accuracy = {}  # by number of updates, in per cent
-    for (kind, updates), row in lives.rows(fine_tuned / "log").items():
+    for (kind, updates), row in lives.logged_numbers(fine_tuned / "log").items():
         if kind == "valid":
             accuracy[updates] = float(row["valid_accuracy"])
 
@@ -160,12 +160,12 @@ def test_a_killed_fine_tuning_resumes_exactly_by_the_same_command(data, pretrain
     log = tmp_path / "log"
     command = fine_tuning(data, pretrained, tmp_path / "save")
 
-    status_of_killed = lives.live(log, *command, at=("update", 18))
-    status_of_resumed = lives.live(log, *command)
+    status_of_killed = lives.status_of_training(log, *command, at=("update", 18))
+    status_of_resumed = lives.status_of_training(log, *command)
 
     assert status_of_killed == -signal.SIGKILL
     assert status_of_resumed == 0
-    assert lives.rows(log) == lives.rows(fine_tuned / "log")
+    assert lives.logged_numbers(log) == lives.logged_numbers(fine_tuned / "log")
 
 
 def load_classifier(folder, **overrides):

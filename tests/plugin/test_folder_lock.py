@@ -13,7 +13,7 @@ from deepnet_fairseq.plugin.checkpoints.lock import FolderLock
 from ..conftest import TRAIN_FLAGS
 from ..support import ranks
 from ..support.errors import refused
-from ..support.lives import TINY, live
+from ..support.lives import TINY, status_of_training
 
 THIS_PROCESS = f"process {os.getpid()} on {socket.gethostname()}"
 
@@ -94,7 +94,7 @@ def test_both_ranks_of_a_second_training_end_in_one_line_and_write_nothing(folde
 
 @pytest.mark.usefixtures("folders_lock")
 def test_a_training_that_saves_nothing_needs_no_lock(one_update, tmp_path):
-    status = live(tmp_path / "log", *one_update, "--no-save")
+    status = status_of_training(tmp_path / "log", *one_update, "--no-save")
 
     assert status == 0
 
@@ -102,6 +102,6 @@ def test_a_training_that_saves_nothing_needs_no_lock(one_update, tmp_path):
 def test_a_training_starts_in_a_released_folder(folders_lock, one_update, tmp_path):
     folders_lock.release()
 
-    status = live(tmp_path / "log", *one_update)
+    status = status_of_training(tmp_path / "log", *one_update)
 
     assert status == 0

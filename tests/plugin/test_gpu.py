@@ -176,7 +176,7 @@ def test_two_gpus_train_as_one(data, tmp_path, mode):
     def losses_of(log, *more):
         """Train, with the output in the file `log`; return the loss of each update."""
         log.write_text(run_cold("fairseq-train", *flags, *more).stdout)
-        return [float(row["loss"]) for row in ranks.updates(log)]
+        return [float(row["loss"]) for row in ranks.rows_of_updates(log)]
 
     one = losses_of(tmp_path / "one", "--distributed-world-size", 1, "--update-freq", 2)
     two = losses_of(tmp_path / "two", "--distributed-world-size", 2, "--update-freq", 1, *mode)

@@ -14,7 +14,7 @@ from deepnet_fairseq.plugin.graphs.step import GraphedStep
 from deepnet_fairseq.plugin.probe_record import read_record
 
 from ..conftest import TRAIN_FLAGS
-from ..support.diverging import TINY, train, updates, weights
+from ..support.diverging import TINY, train, updates_of_last_checkpoint, weights
 from ..support.recorded_graph import RecordedDevice
 
 # 20 sentences in batches of 4, which no limit of tokens divides further
@@ -88,7 +88,7 @@ def test_an_epoch_with_other_data_gets_graphs_too(data, tmp_path, trainers):
     train(f"{data}:{second_shard}", tmp_path / "run", *flags)
 
     graphs = trainers[-1].graphs
-    assert updates(tmp_path / "run") == 10
+    assert updates_of_last_checkpoint(tmp_path / "run") == 10
     assert graphs.obstacle is None
     assert len(graphs.captured) == SHAPES + 1
     assert graphs.served == 10

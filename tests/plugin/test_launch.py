@@ -20,7 +20,7 @@ from ..support import ranks
 from ..support.errors import refused
 from ..support.forked import BIN
 from ..support.helpers import ROOT, USER_DIR, run_cold
-from ..support.lives import TINY, live
+from ..support.lives import TINY, status_of_training
 from ..support.logs import losses
 
 MODEL = (*TINY, "--dropout", "0")
@@ -190,7 +190,7 @@ def test_workers_end_with_a_killed_launcher_and_free_the_folder(launcher, start_
 
     assert end_within(5, workers)
     resume = ("--max-update", "6", "--reset-dataloader", "--save-dir", tmp_path)
-    assert live(tmp_path / "again", data, *TRAIN_FLAGS, *MODEL, *resume) == 0
+    assert status_of_training(tmp_path / "again", data, *TRAIN_FLAGS, *MODEL, *resume) == 0
 
 
 SAVING = (*TRAIN_FLAGS, *MODEL, "--save-interval-updates", "3")

@@ -16,7 +16,7 @@ from deepnet_fairseq.plugin.probing import TrainingProbes
 
 from ..support.errors import refused
 from ..support.helpers import VOCAB, small
-from ..support.observing import close, loss_of, net_input, observe
+from ..support.observing import assert_nearly_equal, loss_of, net_input, observe
 
 HEADER = {"method": "deepnorm"}
 
@@ -39,7 +39,7 @@ def test_two_batches_of_an_update_count_as_one_larger_batch():
     of_one_batch = observe(small(2), [whole], loss=loss_of)
     assert set(values) == {"gradient_norm", "ln_input", "branch_dependency"}
     for probe in values:
-        close(values[probe], of_one_batch[probe], 1e-4)
+        assert_nearly_equal(values[probe], of_one_batch[probe], 1e-4)
 
 
 def test_a_dummy_batch_counts_for_nothing():
@@ -55,8 +55,8 @@ def test_a_dummy_batch_counts_for_nothing():
     session.end()
 
     without = observe(small(2), [net_input()], "ln_input,branch_dependency")
-    close(values["ln_input"], without["ln_input"])
-    close(values["branch_dependency"], without["branch_dependency"])
+    assert_nearly_equal(values["ln_input"], without["ln_input"])
+    assert_nearly_equal(values["branch_dependency"], without["branch_dependency"])
 
 
 class ResidualWithoutSomeBranches(Residual):
@@ -124,7 +124,7 @@ def test_an_update_that_succeeds_after_an_overflow_is_recorded(training_probes, 
     rows = read_record(tmp_path / "probes.jsonl").rows
     assert rows.keys() == {0}
     unscaled = observe(small(2), [net_input()])["gradient_norm"]
-    close(rows[0]["gradient_norm"], unscaled, 1e-4)  # the record has five digits
+    assert_nearly_equal(rows[0]["gradient_norm"], unscaled, 1e-4)  # the record has five digits
 
 
 def test_without_the_flag_there_are_no_probes():

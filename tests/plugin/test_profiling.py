@@ -17,14 +17,14 @@ from ..support import single_stacks
 from ..support.errors import refused
 from ..support.helpers import FIRST, small
 from ..support.observing import net_input, recording
-from ..support.single_stacks import EVERY, KINDS
+from ..support.single_stacks import EVERY_KIND, SINGLE_STACKS
 
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-TRANSLATION = EVERY[0]
+TRANSLATION = EVERY_KIND[0]
 TRANSLATION_INPUT = net_input()
 INPUT_OF_ONE_STACK = {"src_tokens": single_stacks.batch(), "src_lengths": None}
 # Branches of 3 layers a stack: 2 in each layer of a stack alone, 3 in those of a decoder that attends to an encoder.
-BRANCHES = {TRANSLATION: 3 * 2 + 3 * 3, **dict.fromkeys(KINDS, 3 * 2)}
+BRANCHES = {TRANSLATION: 3 * 2 + 3 * 3, **dict.fromkeys(SINGLE_STACKS, 3 * 2)}
 # The authors' profile of WMT-14 En-De at 100L-100L: omegas by the position of the branch in its stack, from 1.
 PUBLISHED = {
     "encoder": {1: 1.0, 2: 1.319040, 3: 1.455032, 4: 1.512330, 7: 1.809997, 8: 1.866789, 100: 6.162000, 200: 8.836020},
@@ -67,7 +67,7 @@ def omegas_by_definition(model, seed: int) -> list[float]:
     return list(omegas.values())
 
 
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_one_pass_gives_what_a_pass_for_each_branch_gives(kind):
     model = admin_model(kind, 3, **DROPOUTS).train()
 
@@ -76,7 +76,7 @@ def test_one_pass_gives_what_a_pass_for_each_branch_gives(kind):
     assert list(omegas.values()) == pytest.approx(omegas_by_definition(model, seed=5), rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_each_branch_has_an_omega_in_forward_order(kind):
     model = admin_model(kind, 3, **DROPOUTS).train()
 
@@ -140,7 +140,7 @@ def test_a_bfloat16_model_has_the_profile_of_its_float32_weights():
     assert next(model.parameters()).dtype == torch.bfloat16  # as before
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SINGLE_STACKS)
 def test_a_profile_of_a_stack_alone_is_read_as_written(kind, tmp_path):
     profile = profile_of(kind)
     path = tmp_path / "profile.json"
@@ -150,12 +150,12 @@ def test_a_profile_of_a_stack_alone_is_read_as_written(kind, tmp_path):
     assert read_profile(str(path)) == profile
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SINGLE_STACKS)
 def test_a_profile_fits_the_model_it_was_taken_of(kind):
     profile_of(kind).check_model(admin_model(kind), "profile.json")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SINGLE_STACKS)
 def test_a_profile_of_other_branches_is_refused(kind):
     """The model has two layers, and this profile one branch."""
     profile = replace(profile_of(kind), omega={"encoder.1.ffn": 1.0})

@@ -8,7 +8,7 @@ import pytest
 
 from ..conftest import TRAIN_FLAGS
 from ..support import lm_trainings
-from ..support.lives import TINY, assert_ends_as_one_left_alone
+from ..support.lives import TINY, assert_ends_as_undisturbed
 from ..support.many_pairs import make_many_pairs, make_many_pairs_text, make_sharded_pairs  # noqa: F401
 from ..support.prepared import lines_of
 
@@ -40,7 +40,7 @@ def test_a_killed_training_of_a_language_model_ends_as_one_left_alone(case, tmp_
     data = lm_trainings.make_text(tmp_path / "text")
     command = (data, *lm_trainings.FLAGS, *SAVES, "--dropout", "0.1", *LANGUAGE_MODELS[case])
 
-    assert_ends_as_one_left_alone(tmp_path, command, three_moments(case))
+    assert_ends_as_undisturbed(tmp_path, command, three_moments(case))
 
 
 @pytest.mark.slow
@@ -57,4 +57,4 @@ def test_a_killed_training_of_many_pairs_ends_as_one_left_alone(method, sharded_
     data = ":".join(str(shard) for shard in shards)
     command = (data, *VALIDATED, *TINY, "--dropout", "0.1", *SAVES, *task, *sampling)
 
-    assert_ends_as_one_left_alone(tmp_path, command, three_moments(method))
+    assert_ends_as_undisturbed(tmp_path, command, three_moments(method))

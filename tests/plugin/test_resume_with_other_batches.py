@@ -15,7 +15,7 @@ from fairseq.data import iterators
 from deepnet_fairseq.plugin import datasets
 
 from ..conftest import TRAIN_FLAGS
-from ..support.lives import TINY, live
+from ..support.lives import TINY, status_of_training
 
 FLAGS = (*TRAIN_FLAGS, *TINY)
 
@@ -160,7 +160,7 @@ class BegunTraining(NamedTuple):
 def begun_training(data, tmp_path_factory) -> BegunTraining:
     """Provide a training that has made UPDATES_BEGUN updates."""
     folder = tmp_path_factory.mktemp("begun")
-    status = live(folder / "log", data, *FLAGS, "--max-update", UPDATES_BEGUN, "--save-dir", folder)
+    status = status_of_training(folder / "log", data, *FLAGS, "--max-update", UPDATES_BEGUN, "--save-dir", folder)
     assert status == 0
 
     checkpoint = folder / "checkpoint_last.pt"
@@ -195,7 +195,7 @@ def resumed_training(request, begun_training, data, tmp_path_factory) -> Resumed
     folder = tmp_path_factory.mktemp("resumed")
     shutil.copy(begun_training.checkpoint, folder)
 
-    status = live(folder / "log", data, *FLAGS, "--max-epoch", "2", "--save-dir", folder, *change.split())
+    status = status_of_training(folder / "log", data, *FLAGS, "--max-epoch", "2", "--save-dir", folder, *change.split())
 
     log = (folder / "log").read_text()
     assert status == 0, log[-3000:]

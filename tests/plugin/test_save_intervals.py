@@ -12,7 +12,7 @@ import torch
 from ..conftest import TRAIN_FLAGS
 from ..faults import states
 from ..support.diverging import train
-from ..support.lives import TINY, assert_ends_as_one_left_alone, live
+from ..support.lives import TINY, assert_ends_as_undisturbed, status_of_training
 
 FOUR_UPDATES_AN_EPOCH = (  # of the 20 sentences of the test set
     "--train-subset", "test", "--batch-size", "5", "--required-batch-size-multiple", "1", "--max-tokens", "10000",
@@ -100,10 +100,10 @@ def test_a_resume_from_an_epochs_end_ends_as_the_training_that_went_on(data, tmp
     command = (data, *VALIDATED, *FLAGS, "--dropout", "0.1", "--save-interval-updates", "4", "--max-update", "10")
     went_on = tmp_path / "went_on"
     resumed = tmp_path / "resumed"
-    assert live(tmp_path / "log", *command, "--save-dir", went_on) == 0
+    assert status_of_training(tmp_path / "log", *command, "--save-dir", went_on) == 0
     from_the_epochs_end = ("--restore-file", went_on / "checkpoint_1_4.pt")
 
-    assert live(tmp_path / "log", *command, *from_the_epochs_end, "--save-dir", resumed) == 0
+    assert status_of_training(tmp_path / "log", *command, *from_the_epochs_end, "--save-dir", resumed) == 0
 
     actual = states.load(resumed / "checkpoint_last.pt")
     expected = states.load(went_on / "checkpoint_last.pt")
@@ -125,4 +125,4 @@ def test_a_training_interrupted_at_an_epochs_end_ends_as_one_left_alone(kind, mo
     """moment: as `live` takes it, the n-th call of a function of fairseq's or of os.replace."""
     command = (data, *VALIDATED, *FLAGS, "--save-interval-updates", "2", "--max-update", "9")
 
-    assert_ends_as_one_left_alone(tmp_path, command, [moment], kind=kind)
+    assert_ends_as_undisturbed(tmp_path, command, [moment], kind=kind)

@@ -28,7 +28,7 @@ from deepnet_fairseq.plugin.trainer import DeepTrainer
 
 from ..conftest import TRAIN_FLAGS
 from ..support.errors import refused
-from ..support.lives import TINY, live, rows
+from ..support.lives import TINY, logged_numbers, status_of_training
 
 FLAGS = (*TRAIN_FLAGS, *TINY, "--max-tokens", "3000", "--save-interval-updates", "4")
 LAST = "checkpoint_last.pt"
@@ -44,7 +44,7 @@ def lines_of_run(log: Path) -> list[str]:
 
 def updates_of(log: Path) -> list[int]:
     """Return the numbers of the updates that a log has a line of, in order."""
-    return [updates for kind, updates in rows(log) if kind == "train_inner"]
+    return [updates for kind, updates in logged_numbers(log) if kind == "train_inner"]
 
 
 # A signal to a training
@@ -64,7 +64,7 @@ def signalled_training(request, data, tmp_path_factory):
     kind = request.param
     folder = tmp_path_factory.mktemp("signalled")
     command = (data, *FLAGS, "--max-update", "8", "--save-dir", folder / "run")
-    status = live(folder / "first.log", *command, at=("update", 3), kind=kind)
+    status = status_of_training(folder / "first.log", *command, at=("update", 3), kind=kind)
     assert status == 128 + kind
     return SignalledTraining(kind, command, folder)
 
@@ -92,8 +92,8 @@ def continued_training(signalled_training) -> Continued:
     _kind, command, folder = signalled_training
     assert reading.updates(folder / "run" / LAST) == 3
 
-    assert live(folder / "second.log", *command) == 0
-    assert live(folder / "third.log", *command) == 0
+    assert status_of_training(folder / "second.log", *command) == 0
+    assert status_of_training(folder / "third.log", *command) == 0
     return Continued(rest=folder / "second.log", after_the_end=folder / "third.log")
 
 
@@ -103,7 +103,7 @@ def test_the_same_command_resumes_after_a_signal(continued_training):
 
 def test_the_same_command_makes_no_more_updates_after_the_end(continued_training):
     """fairseq's own makes one more. Logged are the averages of the epoch alone, which a signal may have prevented."""
-    kinds_of_rows = {kind for kind, _updates in rows(continued_training.after_the_end)}
+    kinds_of_rows = {kind for kind, _updates in logged_numbers(continued_training.after_the_end)}
 
     assert updates_of(continued_training.after_the_end) == []
     assert kinds_of_rows == {"train"}
@@ -148,12 +148,12 @@ def training_on_a_full_disk(data, tmp_path_factory):
     """Provide a training whose process may write no file as large as a checkpoint, from update 5 on."""
     folder = tmp_path_factory.mktemp("full")
     command = (data, *FLAGS, "--save-dir", folder / "run", "--max-update")
-    assert live(folder / "first.log", *command, "4") == 0
+    assert status_of_training(folder / "first.log", *command, "4") == 0
     old_checkpoint = (folder / "run" / LAST).read_bytes()
 
     _soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = resource.RLIMIT_FSIZE, (FULL_DISK, hard_limit)
-    assert live(folder / "full.log", *command, "12", limit=limit) == 1
+    assert status_of_training(folder / "full.log", *command, "12", limit=limit) == 1
     return TrainingOnAFullDisk(command, folder, old_checkpoint)
 
 
@@ -179,7 +179,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_from_which_a_resume_starts(trainin
     last = folder / "run" / LAST
     assert last.read_bytes() == training_on_a_full_disk.old_checkpoint
 
-    assert live(folder / "resumed.log", *training_on_a_full_disk.command, "12") == 0
+    assert status_of_training(folder / "resumed.log", *training_on_a_full_disk.command, "12") == 0
 
     assert updates_of(folder / "resumed.log")[0] == 5
     assert reading.updates(last) == 12

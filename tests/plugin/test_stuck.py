@@ -20,7 +20,7 @@ from deepnet_fairseq.plugin import stuck
 from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
-from ..support.diverging import TINY, Training, train, updates
+from ..support.diverging import TINY, Training, train, updates_of_last_checkpoint
 from ..support.errors import assert_one_line
 from ..support.helpers import PAD, run
 from ..support.lm_trainings import FLAGS, KINDS, make_text
@@ -176,7 +176,7 @@ def test_a_training_that_learns_nothing_is_stopped(stopped_training):
     assert program.returncode == 4  # documented
     assert stuck.STATUS == 4
     assert_one_line(program, "fairseq-train: error: stuck at update 8: ", "update 2 ")
-    assert updates(folder) == 8
+    assert updates_of_last_checkpoint(folder) == 8
 
 
 def test_a_stopped_training_makes_no_update_when_started_again(stopped_training, data, capsys):
@@ -186,7 +186,7 @@ def test_a_stopped_training_makes_no_update_when_started_again(stopped_training,
         train_without_learning(data, folder, "--stop-stuck", "6")
 
     assert ended.value.code == stuck.STATUS
-    assert updates(folder) == 8
+    assert updates_of_last_checkpoint(folder) == 8
     assert "error: stuck at update 8: " in capsys.readouterr().err
 
 
@@ -195,7 +195,7 @@ def test_a_stopped_training_continues_with_a_limit_of_zero(stopped_training, dat
 
     train_without_learning(data, tmp_path, "--stop-stuck", "0", "--max-update", "9")
 
-    assert updates(tmp_path) == 9
+    assert updates_of_last_checkpoint(tmp_path) == 9
 
 
 def test_a_training_that_learns_is_not_stopped(data, tmp_path, caplog):
@@ -205,7 +205,7 @@ def test_a_training_that_learns_is_not_stopped(data, tmp_path, caplog):
 
     train(data, tmp_path, *TINY, *shallow, *flags, common=VALIDATED)
 
-    assert updates(tmp_path) == 90
+    assert updates_of_last_checkpoint(tmp_path) == 90
     bad_validations = [record for record in caplog.records if record.name == stuck.logger.name]
     assert bad_validations
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ..support.experiments import COMMANDS, batch, dry_run, needs_venv, script, trainings, values
+from ..support.experiments import COMMANDS, dry_run, needs_venv, script, tokens_an_update, trainings, values
 from ..support.helpers import ROOT
 
 pytestmark = needs_venv
@@ -114,7 +114,7 @@ def test_every_row_has_the_papers_hyper_parameters_and_batch(name, tmp_path):
     for flags in rows:
         expected = papers_flags(name, flags)
         assert {flag: flags.get(flag) for flag in expected} == expected
-        assert batch(flags) == papers_batch(name, flags)
+        assert tokens_an_update(flags) == papers_batch(name, flags)
         assert "--share-all-embeddings" in flags
     assert not (tmp_path / "out").exists()
 
@@ -127,7 +127,7 @@ def test_an_update_has_the_papers_batch_on_any_number_of_gpus(gpus, nodes, token
     (words,) = trainings("table1_wmt17", **ONE_ROW, GPUS=gpus, NODES=nodes, MAX_TOKENS=tokens, **launch)
 
     flags = values(words)
-    assert batch(flags) == TABLE1_BATCH
+    assert tokens_an_update(flags) == TABLE1_BATCH
     assert flags["--distributed-world-size"] == str(gpus * nodes)
 
 
@@ -209,7 +209,7 @@ def test_memory_decides_on_recomputation_and_a_gpu_s_share_of_the_batch(setting,
     flags = values(words)
     assert flags["--max-tokens"] == tokens
     assert ("--checkpoint-activations" in flags) == recomputes
-    assert batch(flags) == TABLE1_BATCH
+    assert tokens_an_update(flags) == TABLE1_BATCH
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_recipe_deepnmt_is_microsoft_deepnmt_s_60_layers(name, depths, tokens, t
     expected = train_flags | {"--max-epoch": "50", "--optimizer": "radam"}
     expected |= {"--encoder-layers": "60", "--decoder-layers": "12"}
     assert {flag: train[flag] for flag in expected} == expected
-    assert batch(train) == tokens
+    assert tokens_an_update(train) == tokens
     assert f"{name}_deepnmt/" in train["--save-dir"]
     translate = values(first_call(commands, "fairseq-generate"))
     assert translate["--beam"] == beam

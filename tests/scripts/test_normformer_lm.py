@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ..support.experiments import batch, dry_run, needs_venv, values
+from ..support.experiments import dry_run, needs_venv, tokens_an_update, values
 
 pytestmark = needs_venv
 
@@ -97,7 +97,7 @@ def test_causal_models_have_the_paper_s_hyper_parameters(size, rows_of_parts):
     assert rows
     for flags in rows:
         assert {flag: flags.get(flag) for flag in expected} == expected
-        assert batch(flags) == papers.tokens
+        assert tokens_an_update(flags) == papers.tokens
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -126,7 +126,7 @@ def test_the_ablation_takes_one_addition_away_at_a_time(rows_of_parts):
     for flags in rows:
         assert flags["--arch"] == "normformer_lm_125m"
         assert flags["--lr"] == "3e-3"
-        assert batch(flags) == 2**19
+        assert tokens_an_update(flags) == 2**19
 
 
 def test_masked_models_are_pre_ln_and_normformer_at_two_rates(rows_of_parts):
@@ -148,7 +148,7 @@ def test_masked_models_are_trained_by_the_recipe_of_roberta_base(rows_of_parts):
     assert rows_of_parts["mlm"]
     for flags in rows_of_parts["mlm"]:
         assert {flag: flags.get(flag) for flag in expected} == expected
-        assert batch(flags) == 2048 * 512
+        assert tokens_an_update(flags) == 2048 * 512
 
 
 class DryRun(NamedTuple):
@@ -187,5 +187,5 @@ def test_rows_can_be_narrowed_to_any_methods_rates_and_seeds(narrowed):
 
     chosen = [(flags["--method"], flags["--lr"], flags["--seed"]) for flags in rows]
     assert chosen == [("deepnorm", "1e-3", "3"), ("deepnorm", "2e-3", "3"), ("post_ln", "2e-4", "3")]
-    assert [batch(flags) for flags in rows] == [2**19] * 3
+    assert [tokens_an_update(flags) for flags in rows] == [2**19] * 3
     assert len({flags["--save-dir"] for flags in rows}) == 3

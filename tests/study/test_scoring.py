@@ -16,7 +16,7 @@ from deepnet_fairseq.study.scoring.generated import Output, align_with_reference
 from deepnet_fairseq.study.scoring.scores import ChrF, kinds_of_bleu, score, score_with_interval
 
 from ..support.errors import assert_refused, refused
-from ..support.sacrebleu_command import entry, scores_of_sacrebleu
+from ..support.sacrebleu_command import entry_as_list, scores_of_sacrebleu
 from ..support.translated import (
     TOKENS_A_SENTENCE,
     as_lines,
@@ -84,8 +84,8 @@ def test_bleu_and_chrf_in_lower_case_are_those_of_sacrebleus_command(tmp_path):
     result = score(path, data)
 
     bleu, chrf = scores_of_sacrebleu(tmp_path, wrong, text, "-m", "bleu", "chrf", "-lc", "--chrf-lowercase")
-    assert entry(result["sacrebleu"]) == bleu
-    assert entry(result["chrf"]) == chrf
+    assert entry_as_list(result["sacrebleu"]) == bleu
+    assert entry_as_list(result["chrf"]) == chrf
     assert "case:lc" in result["signature"]
     assert result["bleu"] == pytest.approx(63, abs=1)  # by sacreBLEU: neither 0 nor 100, where errors hide
 
@@ -98,7 +98,7 @@ def test_ter_of_tokens_is_that_of_sacrebleus_command(tmp_path):
     result = score(path, paper="tokenised")
 
     (ter,) = scores_of_sacrebleu(tmp_path, wrong_tokens, tokens, "-m", "ter")
-    assert entry(result["ter"]) == ter
+    assert entry_as_list(result["ter"]) == ter
 
 
 def test_chrf_has_a_mean_over_samples_some_without_a_match():

@@ -17,7 +17,7 @@ from deepnet_fairseq.study.scoring.scores import score
 from deepnet_fairseq.study.scoring.words import TOKENISERS, base_language, bleu_of_language, tokeniser
 
 from ..support.errors import refused
-from ..support.sacrebleu_command import entry, scores_of_sacrebleu
+from ..support.sacrebleu_command import entry_as_list, scores_of_sacrebleu
 from ..support.translated import random_sentences, with_wrong_words, write_generated
 
 SPBLEU_MODEL = "sacrebleu_tokenizer_spm.model"  # sacreBLEU's name of the file
@@ -205,7 +205,7 @@ def test_bleu_of_chinese_is_that_of_sacrebleus_command(tmp_path):
     result = score(path)
 
     (peer,) = scores_of_sacrebleu(tmp_path, CHINESE_TRANSLATIONS, CHINESE_REFERENCES, "-l", "en-zh")
-    *numbers, signature = entry(result["sacrebleu"])  # score, mean and half interval of samples
+    *numbers, signature = entry_as_list(result["sacrebleu"])  # score, mean and half interval of samples
     *numbers_of_peer, _signature = peer  # the command's names the languages, too
     assert numbers == numbers_of_peer
     assert "tok:zh" in signature

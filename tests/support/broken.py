@@ -8,12 +8,12 @@ import numpy
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-LONGEST = 600  # characters of an error's line; paths in tests are long
-DEEP = b"[" * 100_000
+MOST_CHARACTERS = 600  # of an error's line; the paths of tests, which it names, are long
+DEEP = b"[" * 100_000  # JSON that is nested too deeply for a recursive parser
 
 
 class Call:
-    """Object whose unpickling calls a function."""
+    """Object whose unpickling calls function(*words), as a malicious checkpoint would have it."""
 
     def __init__(self, function, *words):
         self.function = function
@@ -24,29 +24,24 @@ class Call:
 
 
 def check_line(error: BaseException, *words: str) -> None:
-    """Check that an error is one short line that contains all of `words`."""
+    """Check that an error's text is one short line that contains all of `words`."""
     line = str(error)
     assert "\n" not in line, line
-    assert len(line) < LONGEST, line
+    assert len(line) < MOST_CHARACTERS, line
     for word in words:
         assert word in line, (word, line)
 
 
 def flip_a_bit(path: Path) -> None:
-    """Damage a file in the middle, but no other name of the same file (a hard link)."""
+    """Replace a file by one with a flipped bit in the middle; other hard links to the old file stay whole."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.unlink()
     path.write_bytes(content)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Return the content of every file in a folder, by path."""
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def write_sentences(folder: Path, name: str, rows: list[list[int]]) -> None:
-    """Write sentences, lists of tokens, as the binarised data NAME.bin and NAME.idx of a folder."""
+    """Write sentences, each a list of token numbers, as fairseq's binarised data: NAME.bin and NAME.idx of a folder."""
     builder = MMapIndexedDatasetBuilder(str(folder / f"{name}.bin"), dtype=numpy.int32)
     for row in rows:
         builder.add_item(torch.tensor(row, dtype=torch.int32))

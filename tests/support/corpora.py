@@ -11,9 +11,9 @@ SPLITS = ("train", "valid", "test")
 
 
 def make_data(folder: Path, sizes: dict[str, int]) -> Path:
-    """Write a binarised corpus of 150 pieces, and its text to text/ beside it; return its folder.
+    """Write a small corpus as text, FOLDER/text/SPLIT.qaa and .qab, and binarised for fairseq; return FOLDER/bin.
 
-    sizes: sentence pairs of "train", "valid" and "test".
+    Both languages share the 150 pieces of FOLDER/bin/spm.model. sizes: sentence pairs of "train", "valid" and "test"
     """
     write_corpus(make_corpus(sizes, nouns=20, verbs=10), folder / "text")
     prefixes = {split: str(folder / "text" / split) for split in sizes}

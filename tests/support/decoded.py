@@ -12,7 +12,10 @@ from .helpers import EOS, FIRST, PAD, VOCAB
 
 
 def source_sentences(*lengths: int) -> torch.Tensor:
-    """Draw sentences of random words that end with EOS, padded on the left; lengths count EOS."""
+    """Draw sentences of random words that end with EOS, (B, longest of `lengths`), padded on the left.
+
+    lengths: tokens of each sentence, EOS included
+    """
     generator = torch.Generator().manual_seed(4)
     rows = torch.full((len(lengths), max(lengths)), PAD)
     for row, length in zip(rows, lengths, strict=True):
@@ -24,12 +27,14 @@ def source_sentences(*lengths: int) -> torch.Tensor:
 def fairseq_hypotheses(
     model, tokens: torch.Tensor, max_length: int, sampling_topk: int = 0, **options
 ) -> list[tuple[list[int], list[float]]]:
-    """Generate with fairseq's generator; return (tokens, [score, *positional scores]) of every hypothesis, in order.
+    """Generate with fairseq's generator; return (tokens, [score, *positional scores]) of every hypothesis.
 
-    tokens: sentences of a translator, or prompts of a language model; sampling_topk: sample from so many likeliest
-    tokens, 0 to search; options: of SequenceGenerator.
+    The hypotheses of the first sentence come first, the best in front.
+
+    tokens: sentences of a translator, or prompts of a language model; max_length: tokens of a hypothesis at most;
+    sampling_topk: sample from so many likeliest tokens, 0 for beam search; options: further ones of SequenceGenerator.
     """
-    torch.manual_seed(2)
+    torch.manual_seed(2)  # of the sampling
     if sampling_topk:
         options["search_strategy"] = Sampling(model.decoder.dictionary, sampling_topk=sampling_topk)
     generator = SequenceGenerator([model], model.decoder.dictionary, max_len_a=0, max_len_b=max_length, **options)
@@ -45,13 +50,13 @@ def fairseq_hypotheses(
 
 
 def step_by_step(model, prev: torch.Tensor, *memory) -> torch.Tensor:
-    """Compute scores (B, T, V) by decoding `prev` (B, T) with a cache, one token at a time.
+    """Compute the decoder's scores (B, T, V) of `prev` (B, T) with a cache, one token at a time, as in decoding.
 
     memory: the encoder's output, if the model has an encoder.
     """
-    state: dict = {}
+    cache: dict = {}
     steps = []
     for length in range(1, prev.size(1) + 1):
-        step, _ = model.decoder(prev[:, :length], *memory, incremental_state=state)
-        steps.append(step)
+        scores_of_newest, _ = model.decoder(prev[:, :length], *memory, incremental_state=cache)
+        steps.append(scores_of_newest)
     return torch.cat(steps, 1)

@@ -1,4 +1,4 @@
-"""Disks that are full, or will be."""
+"""Disks that are full, or seem to be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def files_limited_to(size: int) -> Iterator[None]:
-    """Let the block write at most `size` bytes to a file: more fails as on a full disk, with an OSError."""
+    """Let this process write at most `size` bytes to any file in the block: more raises an OSError, as a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -23,5 +23,5 @@ def files_limited_to(size: int) -> Iterator[None]:
 
 
 def set_free_space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    """Let every disk seem to have `free` bytes free."""
+    """Let shutil.disk_usage, which the package asks, report `free` bytes free on every disk."""
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))

@@ -1,4 +1,4 @@
-"""Diverging trainings in this process: fairseq's trainer on the embedded corpus, and the faults put into it."""
+"""Trainings in this process, stepped or run to their end, and means to make them diverge."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 
+# Flags of a translator of width 16, two layers in each stack.
 TINY = (
     "--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "16",
     "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2",
 )  # fmt: skip
-# The learning rate is 7.5, 15, ... from update 2 on: without LayerNorm the numbers stop being finite at update 3.
-WILD = (*TINY, "--method", "t_fixup", "--lr", "300", "--warmup-updates", "40", "--warmup-init-lr", "1e-4")
+# Flags of a training that diverges. The warm-up to 300 in 40 updates makes the learning rate 7.5, 15, ... from update 2
+# on. T-Fixup has no LayerNorm that would keep the numbers finite: they stop being so at update 3.
+DIVERGING = (*TINY, "--method", "t_fixup", "--lr", "300", "--warmup-updates", "40", "--warmup-init-lr", "1e-4")
 
 
 class Training:
-    """Trainer of the flags `common` and more, with the batches of its first epoch, an update at a time."""
+    """A training that a test makes update by update: fairseq's trainer, and the batches of its first epoch.
+
+    data: folder of binarised data; folder: for checkpoints; common, flags: of fairseq-train, `flags` last so that they
+    override the common ones
+    """
 
     def __init__(self, data: Path, folder: Path, *flags: str, common: tuple[str, ...] = TRAIN_FLAGS):
         args = parse_training_flags([str(data), *common, "--save-dir", str(folder), *flags])
@@ -41,7 +47,7 @@ class Training:
         self.trainer.train_step([next(self.batches)])
 
     def diverge(self) -> str:
-        """Make the next step, which diverges; return the line that fairseq-train would print."""
+        """Make the next update, which must diverge; return the line that fairseq-train would print."""
         with pytest.raises(Diverged) as caught:
             self.step()
         error = caught.value
@@ -49,22 +55,23 @@ class Training:
 
 
 def train(data: Path, folder: Path, *flags: str, common: tuple[str, ...] = TRAIN_FLAGS) -> None:
-    """Run fairseq-train in this process."""
+    """Run fairseq-train in this process, with checkpoints in `folder`; arguments as those of Training."""
     args = parse_training_flags([str(data), *common, "--save-dir", str(folder), *flags])
     fairseq_cli.train.main(convert_namespace_to_omegaconf(args))
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return the model's tensors in a checkpoint, by name."""
     return torch.load(path, weights_only=True)["model"]
 
 
-def updates(folder: Path) -> int:
-    """Return the number of updates in the last checkpoint of a folder."""
+def updates_of_last_checkpoint(folder: Path) -> int:
+    """Return the number of updates in checkpoint_last.pt of a folder."""
     checkpoint = torch.load(folder / "checkpoint_last.pt", weights_only=True)
     return checkpoint["optimizer_history"][-1]["num_updates"]
 
 
-class Poison(torch.autograd.Function):
+class NanGradient(torch.autograd.Function):
     """Identity function whose gradient is NaN."""
 
     @staticmethod

@@ -11,6 +11,8 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
+MOST_CHARACTERS = 400  # of a program's line of error
+
 
 @contextmanager
 def refused(*subjects: object) -> Iterator[pytest.ExceptionInfo]:
@@ -24,7 +26,7 @@ def refused(*subjects: object) -> Iterator[pytest.ExceptionInfo]:
 
 
 def refusal(*words: object) -> str:
-    """Return the one line with which `deepnet WORDS`, run in this process, exits."""
+    """Run `deepnet WORDS` in this process and check that it exits with one line of error; return the line."""
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
     line = str(ended.value)
@@ -34,17 +36,20 @@ def refusal(*words: object) -> str:
 
 
 def assert_refused(subject: object, *words: object) -> None:
-    """Check that `deepnet WORDS`, run in this process, exits with one line that contains `subject`."""
+    """Check that `deepnet WORDS`, run in this process, exits with one line of error that contains `subject`."""
     line = refusal(*words)
     assert str(subject) in line, line
 
 
 def assert_one_line(done: subprocess.CompletedProcess, *subjects: str) -> None:
-    """Check that a program has failed with one line of error that contains all of `subjects`, and no traceback."""
+    """Check that a program has failed with one short line of error that contains all of `subjects`, and no traceback.
+
+    done: as helpers.run returns it, with the program's standard error in its stdout
+    """
     assert done.returncode != 0
     assert "Traceback" not in done.stdout
     lines = [line for line in done.stdout.splitlines() if "error: " in line]
     assert len(lines) == 1, done.stdout
     for subject in subjects:
         assert subject in lines[0], lines[0]
-    assert len(lines[0]) < 400
+    assert len(lines[0]) < MOST_CHARACTERS

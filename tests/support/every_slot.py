@@ -1,4 +1,9 @@
-"""Method that fills every slot with parameters, so that tests cover each slot whether or not a method uses it."""
+"""Method that fills every slot with parameters, so that tests cover each slot whether or not a method uses it.
+
+Its residual stream has double width, 2C; the second half begins as the first with the other sign. The slots and their
+shapes are those of deepnet_fairseq/core/methods/base.py. Shares of 0.5 and biases of 0.1 are no neutral values: the
+scores change if a slot is not called.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from deepnet_fairseq.core.methods import METHODS, Method, register
 
 
 class Bias(nn.Module):
-    """Adds one learned number to each feature; of a wider stream it returns the first features only."""
+    """Adds one learned number to each of `dim` features; of a wider stream it reads the first `dim` features only."""
 
     def __init__(self, dim):
         super().__init__()
@@ -23,7 +28,7 @@ class Bias(nn.Module):
 
 
 class Gate(nn.Module):
-    """Adds a learned share of the branch to one half of a stream of double width, and subtracts it from the other."""
+    """Adds a learned share of the branch f to one half of the stream x, and subtracts it from the other."""
 
     def __init__(self):
         super().__init__()
@@ -33,8 +38,8 @@ class Gate(nn.Module):
         return x + self.gate * torch.cat([f, -f], -1)
 
 
-class Heads(nn.Module):
-    """LayerNorms of queries, keys and values, which see the features of one head."""
+class NormsOfHeads(nn.Module):
+    """LayerNorms of queries, keys and values, each over the `dim` features of one head."""
 
     def __init__(self, dim):
         super().__init__()
@@ -44,16 +49,16 @@ class Heads(nn.Module):
         return self.norms[role](x)
 
 
-class Wider(Bias):
-    """Beginning of a stream of double width."""
+class DoubledBeginning(Bias):
+    """Makes a stream of double width of an embedding x: x + bias, and the same with the other sign."""
 
     def forward(self, x):
         x = super().forward(x)
         return torch.cat([x, -x], -1)
 
 
-class Entry(nn.Module):
-    """Adds a learned share of the layer's input."""
+class ShareOfEntry(nn.Module):
+    """Adds a learned share of `entry`, the layer's input, to the shortcut x of the layer's last branch."""
 
     def __init__(self):
         super().__init__()
@@ -63,8 +68,8 @@ class Entry(nn.Module):
         return x + self.share * entry
 
 
-class Mean(nn.Module):
-    """Mixer of layers' outputs: the next layer reads a learned share of the mean of all outputs so far."""
+class ShareOfMean(nn.Module):
+    """Mixer: the next layer reads the last output y and a learned share of the mean of all outputs so far."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +87,10 @@ class EverySlot(Method):
     norm = "pre"
 
     def norm_place(self, site):
-        return "post" if site.layer == 1 or site.sublayer == "self_attn" else "pre"
+        """Mix both places: Post-LN in the first layer and in all self-attentions, Pre-LN elsewhere."""
+        if site.layer == 1 or site.sublayer == "self_attn":
+            return "post"
+        return "pre"
 
     def stream_width(self, stack, dim):
         return 2 * dim
@@ -94,10 +102,10 @@ class EverySlot(Method):
         return Bias(dim)
 
     def heads(self, site, dim):
-        return Heads(dim)
+        return NormsOfHeads(dim)
 
     def bypass(self, site):
-        return Entry()
+        return ShareOfEntry()
 
     def inner(self, site, dim):
         return nn.LayerNorm(dim)
@@ -109,10 +117,10 @@ class EverySlot(Method):
         return Gate()
 
     def beginning(self, stack, dim):
-        return Wider(dim)
+        return DoubledBeginning(dim)
 
     def mixer(self, stack, dim):
-        return Mean()
+        return ShareOfMean()
 
     def ending(self, stack, dim):
         return Bias(dim)
@@ -120,9 +128,10 @@ class EverySlot(Method):
 
 @contextmanager
 def every_slot_registered() -> Iterator[str]:
-    """Register the method as `every_slot`, its name, inside the context."""
-    register("every_slot")(EverySlot)
+    """Register the method for the block, and yield its name."""
+    name = "every_slot"
+    register(name)(EverySlot)
     try:
-        yield "every_slot"
+        yield name
     finally:
-        del METHODS["every_slot"]
+        del METHODS[name]

@@ -17,36 +17,48 @@ from .helpers import ROOT
 
 
 def venv_is_of_this_checkout() -> bool:
-    """Return whether scripts/setup.sh has made .venv for this folder: for another it would install in the test."""
+    """Return whether scripts/setup.sh has made .venv, and for this very folder.
+
+    With a .venv that is missing or of another folder, each script would begin by installing its libraries.
+    """
     stamp = ROOT / ".venv" / "complete"  # a checksum of what is installed, then the folder
     return stamp.exists() and stamp.read_text().split(maxsplit=2)[-1].strip() == str(ROOT)
 
 
 needs_venv = pytest.mark.skipif(not venv_is_of_this_checkout(), reason="scripts/setup.sh has not made .venv here")
 
+# Variables of the environment that scripts read.
 SETTINGS = (
     "DATA", "OUT", "SMOKE", "DEPTHS", "METHODS", "SEEDS", "SEED", "GPUS", "NODES", "JOBS", "LAUNCH", "PRECISION",
     "MAX_TOKENS", "PAIRS", "SLURM_JOB_ID", "PARTS", "SIZES", "LRS", "TEXT", "STOP_STUCK", "GENERATE",
     "AVERAGE", "SHARE_EMBEDDINGS", "WARMUP", "ORDER", "PLAN", "KEEP", "RECOMPUTE", "GPU_MEMORY", "TFLOPS", "RECIPE",
 )  # fmt: skip
-COMMANDS = "--dry-run=commands"
+COMMANDS = "--dry-run=commands"  # the flag with which a script prints its commands, one a line, and runs none
 
 
 def bash(*words, check=True, timeout=600) -> subprocess.CompletedProcess:
-    """Run a shell script in the root of the repository."""
+    """Run `bash WORDS`, a shell script and its arguments, in the root of the repository.
+
+    check: whether the script must succeed; timeout: seconds
+    """
     command = ["bash", *(str(word) for word in words)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout)
-    assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    if check:
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done
 
 
 def _environment(variables: dict) -> dict[str, str]:
-    """Return this process's environment with `variables`, without settings that a user may have in theirs."""
-    clean = {key: value for key, value in os.environ.items() if key not in SETTINGS}
-    return clean | {"PLAN": "0"} | {key: str(value) for key, value in variables.items()}  # a plan takes seconds
+    """Return this process's environment with `variables`, and without the SETTINGS that a user may have in theirs."""
+    environment = {key: value for key, value in os.environ.items() if key not in SETTINGS}
+    environment["PLAN"] = "0"  # a plan of memory and time takes seconds
+    for key, value in variables.items():
+        environment[key] = str(value)
+    return environment
 
 
-def _command(name, flags, variables) -> dict:
+def _process_of_script(name: str, flags: tuple, variables: dict) -> dict:
+    """Return the arguments with which subprocess runs scripts/NAME.sh."""
     words = ["bash", ROOT / f"scripts/{name}.sh", *map(str, flags)]
     return {"args": words, "env": _environment(variables), "stdin": subprocess.DEVNULL}
 
@@ -58,10 +70,12 @@ def _experiment_of(name: str) -> str | None:
 
 
 def script(name, *flags, check=True, timeout=600, **variables) -> subprocess.CompletedProcess:
-    """Run scripts/NAME.sh to its end.
+    """Run `scripts/NAME.sh FLAGS` to its end, with `variables` in its environment.
 
     A dry run of a script with one experiment is run as the command that the script calls, in a fork: it takes 1 s and
     not 6 s. tests/tools/test_dry_runs.py starts dry runs by bash.
+
+    check: whether the script must succeed; timeout: seconds
     """
     experiment = _experiment_of(name)
     is_dry = any(str(flag).startswith("--dry-run") for flag in flags)
@@ -70,46 +84,62 @@ def script(name, *flags, check=True, timeout=600, **variables) -> subprocess.Com
         with mock.patch.dict(os.environ, _environment(variables), clear=True):
             done = fork(words, ROOT, timeout)
     else:
-        done = subprocess.run(**_command(name, flags, variables), capture_output=True, text=True, timeout=timeout)
-    assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        process = _process_of_script(name, flags, variables)
+        done = subprocess.run(**process, capture_output=True, text=True, timeout=timeout)
+    if check:
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done
 
 
 def start(name, *flags, **variables) -> subprocess.Popen:
-    """Start scripts/NAME.sh in the background, as the leader of a process group."""
-    heed = (signal.SIGINT, signal.SIG_DFL)  # background jobs ignore Ctrl-C by default
+    """Start `scripts/NAME.sh FLAGS` in the background, as the leader of a process group of its own."""
+
+    def heed_ctrl_c() -> None:  # a process in the background may inherit that it ignores SIGINT
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     return subprocess.Popen(
-        **_command(name, flags, variables), stdout=subprocess.DEVNULL, start_new_session=True,
-        preexec_fn=lambda: signal.signal(*heed),
+        **_process_of_script(name, flags, variables), stdout=subprocess.DEVNULL, start_new_session=True,
+        preexec_fn=heed_ctrl_c,
     )  # fmt: skip
 
 
 def until(condition, seconds: int = 300) -> None:
-    """Wait until the condition holds."""
+    """Wait until condition() holds, for so many seconds at most."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.1)
 
 
 def dry_run(name, *flags, **variables) -> list[list[str]]:
-    """Return the commands of a dry run, each split into words."""
-    return [shlex.split(line) for line in script(name, COMMANDS, *flags, **variables).stdout.splitlines()]
+    """Return the commands that a dry run of scripts/NAME.sh prints, each split into words."""
+    printed = script(name, COMMANDS, *flags, **variables).stdout
+    return [shlex.split(line) for line in printed.splitlines()]
 
 
 def trainings(name, *flags, **variables) -> list[list[str]]:
-    """Return the arguments of fairseq-train for each training of a dry run."""
-    commands = dry_run(name, *flags, **variables)
-    return [words[words.index("fairseq-train") + 1 :] for words in commands if "fairseq-train" in words]
+    """Return the arguments of fairseq-train for each training of a dry run of scripts/NAME.sh."""
+    arguments = []
+    for words in dry_run(name, *flags, **variables):
+        if "fairseq-train" in words:
+            program = words.index("fairseq-train")  # a launcher may stand in front of it
+            arguments.append(words[program + 1 :])
+    return arguments
 
 
 def values(words) -> dict[str, str]:
-    """Return the last value of each flag, "" for a switch."""
-    pairs = zip(words, [*words[1:], "--"], strict=True)
-    return {word: "" if value.startswith("--") else value for word, value in pairs if word.startswith("--")}
+    """Return the value of each flag among a command's words; "" for a switch, the last value of a repeated flag."""
+    last_values = {}
+    for word, following in zip(words, [*words[1:], "--end"], strict=True):
+        if word.startswith("--"):
+            last_values[word] = "" if following.startswith("--") else following
+    return last_values
 
 
-def batch(flags: dict[str, str]) -> int:
-    """Return the tokens of an update at most, over all processes and micro-batches."""
+def tokens_an_update(flags: dict[str, str]) -> int:
+    """Return the largest number of tokens of an update, over all processes and batches.
+
+    flags: of fairseq-train, with their values
+    """
     processes = int(flags.get("--distributed-world-size", "1"))
     return processes * int(flags["--max-tokens"]) * int(flags["--update-freq"])

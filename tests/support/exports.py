@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deepnet_fairseq.cli import main
 
-PLACE_OF_LINES = '["..."]'  # in a README's example
+PLACE_OF_LINES = '["..."]'  # what a README's example has in place of the lines to translate
 
 
 def export(*words) -> str:
@@ -22,7 +22,7 @@ def export(*words) -> str:
 
 
 def reported_difference(output: str) -> float:
-    """Return the largest difference of scores that an export reports last: of what it has written."""
+    """Return the last difference that an export reports: the largest one of scores, in what it has written."""
     return float(re.findall(r"(?:at most|log-probabilities) (\d\S*)", output)[-1])
 
 
@@ -33,13 +33,13 @@ def python_example(folder: Path) -> str:
 
 
 def printed_by_example(folder: Path, lines: list[str], forbidden: tuple[str, ...] = ()) -> str:
-    """Run the README's example on `lines` in the folder; return what it prints.
+    """Run the Python example of an export's README on `lines`, in the export's folder; return what it prints.
 
-    forbidden: packages whose import fails.
+    forbidden: packages that the example must do without; their import fails.
     """
     code = "import sys\n"
     for name in forbidden:
-        code += f"sys.modules[{name!r}] = None\n"
+        code += f"sys.modules[{name!r}] = None\n"  # Python then raises ImportError
     code += python_example(folder).replace(PLACE_OF_LINES, repr(lines))
 
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)

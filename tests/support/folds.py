@@ -13,11 +13,18 @@ from deepnet_fairseq.tools.export.transformer import fold_model
 
 from .single_stacks import disturb, sizes, small
 
+# Methods that a plain Transformer can compute, so that fold_model turns them into one.
 FOLDABLE = [name for name in sorted(METHODS) if why_not_foldable(blueprint(method=name, vocab=10)) is None]
 
 
 def as_if_trained(kind: str, layers: int, **fields):
-    """Build a model as after a training: noise on all parameters, omegas of 0.5 to 9, BranchNorm half way."""
+    """Build a model of width 16 as a training may leave it, so that no part of it is neutral.
+
+    All parameters have noise. Admin's omegas, the factors of its shortcuts, are 0.5 to 9 where they are trained, and
+    else 1. 2,000 updates are done: half of the default 4,000 over which BranchNorm's factors rise.
+
+    kind: one of archs.STACKS; layers: of each stack; fields: config fields that differ
+    """
     model = disturb(small(kind, layers, **fields), 0.05)
     model.set_num_updates(2000)
     generator = torch.Generator().manual_seed(2)
@@ -32,6 +39,9 @@ def as_if_trained(kind: str, layers: int, **fields):
 
 
 def folded(model, layers: int, **fields):
-    """Fold a model of these layers and fields; fold_model takes over its tensors."""
+    """Fold a model that `as_if_trained` or `small` has built with these layers and fields; return fold_model's result.
+
+    fold_model changes the weights of `model`, and the result takes them over.
+    """
     cfg = namespace(model.NAME, **(sizes(model.NAME, layers) | fields))
     return fold_model(model, cfg)

@@ -22,15 +22,15 @@ import torch
 from deepnet_fairseq import plugin
 from deepnet_fairseq.plugin import command_line
 
-BIN = Path(sys.executable).parent
-# Python's defaults
-IGNORED_WARNINGS = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+BIN = Path(sys.executable).parent  # the folder of this environment's programs
+IGNORED_WARNINGS = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # by default
 
 
 def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess.CompletedProcess:
-    """Run a program of this environment's bin folder, or `-m MODULE`, in `folder` with empty standard input.
+    """Run a program to its end in a fork of this process, with empty standard input; return its status and output.
 
-    seconds: time limit
+    words: the program's name, which is in BIN, or "-m" and a module's name; then its arguments
+    folder: its working folder; seconds: after which it gets SIGALRM
     """
     with tempfile.TemporaryDirectory() as temporary:
         output = Path(temporary, "output")
@@ -38,13 +38,14 @@ def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess
         child = os.fork()
         if child == 0:
             status = 1
-            gc.freeze()  # collecting the tests' models and process groups in this process crashed
+            gc.freeze()  # without it the fork crashed when it collected the tests' models and process groups
             try:
                 _forget_the_tests(folder, output, errors)
                 signal.alarm(seconds)
                 status = _run(words)
             finally:
-                os._exit(status & 0xFF)
+                os._exit(status & 0xFF)  # not sys.exit: pytest must not go on in the fork
+
         _, ended = os.waitpid(child, 0)
         return subprocess.CompletedProcess(
             args=words,
@@ -70,15 +71,17 @@ def _forget_the_tests(folder: str | Path, output: Path, errors: Path) -> None:
 
 
 def _reset_streams(output: Path, errors: Path) -> None:
-    for number, path in enumerate([Path(os.devnull), output, errors]):
-        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), number)
+    """Connect standard input, output and error, file descriptors 0 to 2, to /dev/null and two files."""
+    for descriptor, path in enumerate([Path(os.devnull), output, errors]):
+        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), descriptor)
     sys.stdin = sys.__stdin__ = os.fdopen(0)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w")
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w")
 
 
 def _reset_warnings() -> None:
-    importlib.reload(warnings)  # forget pytest's record of them
+    """Print warnings as a program that has imported the plug-in does: Python's filters, and the plug-in's."""
+    importlib.reload(warnings)  # undoes that pytest records them
     warnings.resetwarnings()
     for category in IGNORED_WARNINGS:
         warnings.simplefilter("ignore", category)
@@ -86,7 +89,8 @@ def _reset_warnings() -> None:
 
 
 def _reset_logging() -> None:
-    logging.root.handlers.clear()  # as at the import of fairseq's programs
+    """Log to standard output, as fairseq's programs arrange it when they are imported."""
+    logging.root.handlers.clear()
     level = os.environ.get("LOGLEVEL", "INFO").upper()
     logging.basicConfig(format=plugin.FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=level, stream=sys.stdout)
     logging.root.setLevel(level)
@@ -94,7 +98,7 @@ def _reset_logging() -> None:
 
 
 def _run(words: list[str]) -> int:
-    """Run a program and return its exit status; uncaught errors go to sys.excepthook, as in Python itself."""
+    """Run a program in this process as Python does; return its exit status. Uncaught errors go to sys.excepthook."""
     status = 1
     try:
         if words[0] == "-m":
@@ -102,15 +106,19 @@ def _run(words: list[str]) -> int:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = [str(BIN / words[0]), *words[1:]]
-            command_line.explain_uncaught()  # its hook reads the program's name
+            command_line.explain_uncaught()  # sets sys.excepthook, by the program's name in sys.argv
             runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if status and not isinstance(error.code, int):
+    except SystemExit as error:  # its code is a status, None for success, or a text for standard error
+        if isinstance(error.code, int):
+            status = error.code
+        elif error.code is None:
+            status = 0
+        else:
             print(error.code, file=sys.stderr)
     except BaseException:
         sys.excepthook(*sys.exc_info())
+    # what Python does at its end, which os._exit leaves out
     threading._shutdown()
     atexit._run_exitfuncs()
     logging.shutdown()

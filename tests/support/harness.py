@@ -9,8 +9,11 @@ from pathlib import Path
 from deepnet_fairseq.tools.export.huggingface import library
 
 
-def harness(hub: Path):
-    """Return an exported model as lm-evaluation-harness loads it for perplexities."""
+def load_in_harness(hub: Path):
+    """Load an exported model as lm-evaluation-harness does; hub: the folder of the export.
+
+    The windows in which it measures perplexity begin with a begin of sentence anyway, so the tokenizer adds none.
+    """
     library()
     from lm_eval.models.huggingface import HFLM
 
@@ -18,13 +21,19 @@ def harness(hub: Path):
 
 
 def harness_bits(model, lines: list[str], folder: Path) -> float:
-    """Return the bits of lines that end with </s>, from lm-evaluation-harness's bits_per_byte of `model`."""
+    """Return the bits of all `lines`, each with its end of sentence, by lm-evaluation-harness's task of perplexity.
+
+    The harness reports bits per byte of text; </s> counts as four bytes there, and so it does here.
+
+    model: one of the harness; folder: for the task's file and the cache
+    """
     os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
     from lm_eval import simple_evaluate
 
     documents = [f"{line}</s>" for line in lines]
     file = folder / "held_out.json"
-    file.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents), encoding="utf-8")
+    rows = [json.dumps({"text": document}) for document in documents]
+    file.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
     task = {
         "task": "held_out",
         "dataset_path": "json",
@@ -38,5 +47,5 @@ def harness_bits(model, lines: list[str], folder: Path) -> float:
 
     results = simple_evaluate(model, tasks=[task], bootstrap_iters=0)["results"]
 
-    size = sum(len(document.encode()) for document in documents)
-    return results["held_out"]["bits_per_byte,none"] * size
+    bytes_of_text = sum(len(document.encode()) for document in documents)
+    return results["held_out"]["bits_per_byte,none"] * bytes_of_text

@@ -1,4 +1,7 @@
-"""Processes of fairseq-train that get a signal at a chosen moment, and what they leave: logs and checkpoints."""
+"""Processes of fairseq-train that send themselves a signal at a chosen moment, and the logs and checkpoints they leave.
+
+A moment is (one of MOMENTS, n): the n-th time that the process comes there. ("update", 3) is the beginning of update 3.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ from fairseq.trainer import Trainer
 from ..faults import states
 from .ranks import CONTEXT, fairseq_train
 
+# Flags of a translator of width 16, one layer in each stack.
 TINY = (
     "--arch", "deepnet_transformer", "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "16",
     "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2", "--clip-norm", "0.6",
 )  # fmt: skip
-CLOCKS = re.compile(r"(train_|valid_)?(wps|ups|train_wall|wall)")  # numbers of the log that depend on the machine
-MOMENTS = {  # name -> (owner, name) of the function that is called at the moment
+CLOCKS = re.compile(r"(train_|valid_)?(wps|ups|train_wall|wall)")  # names of numbers in the log that measure time
+MOMENTS = {  # name of a moment -> the function that is called then, as (its owner, its name there)
     "update": (Trainer, "train_step"),
     "validation": (Trainer, "valid_step"),
     "write": (torch, "save"),
@@ -32,14 +36,14 @@ MOMENTS = {  # name -> (owner, name) of the function that is called at the momen
 }
 
 
-def live(
+def status_of_training(
     log: Path, *flags, at: tuple[str, int] | None = None, kind: int = signal.SIGKILL, limit=None, timeout: float = 120
 ) -> int:
-    """Run `fairseq-train FLAGS` in a process; return its exit status, negative for a signal.
+    """Run `fairseq-train FLAGS` in a process; return its exit status, which is -N if the signal N has ended it.
 
-    Its output is appended to `log`.
-    at: (one of MOMENTS, n): the process sends itself the signal `kind` when it reaches the moment for the n-th time.
-    limit: (RLIMIT_..., (soft, hard)): resource limit of the process.
+    log: file that the output is appended to; at: the moment at which the process sends itself a signal, None for no
+    signal; kind: the signal; limit: arguments of resource.setrlimit, (RLIMIT_..., (soft, hard)), for the process;
+    timeout: seconds, after which it is killed.
     """
     words = ["fairseq-train", *map(str, flags)]
     process = CONTEXT.Process(target=_train_until_signal, args=(words, log, at, kind, limit))
@@ -50,43 +54,54 @@ def live(
 
 
 class Outcome(NamedTuple):
-    """What a training leaves: its last checkpoint, the numbers in its log, and the names of all its files."""
+    """What a training leaves."""
 
-    last_checkpoint: dict
-    rows: dict
-    files: list[str]
+    last_checkpoint: dict  # content of checkpoint_last.pt
+    numbers: dict  # in its log, as `logged_numbers` returns them
+    files: list[str]  # names of all files in its folder
 
 
-def assert_ends_as_one_left_alone(folder: Path, command: tuple, moments: list, kind: int = signal.SIGKILL) -> None:
+def assert_ends_as_undisturbed(folder: Path, command: tuple, moments: list, kind: int = signal.SIGKILL) -> None:
     """Check that an interrupted `fairseq-train COMMAND` ends as an undisturbed one, in checkpoints, files and logs.
 
-    The training is ended by the signal `kind` at each of the moments, as `live` takes them, and started again.
-    """
-    alone = _train_to_the_end(folder / "alone", command, moments=[], kind=kind)
-    interrupted = _train_to_the_end(folder / "killed", command, moments=moments, kind=kind)
+    The interrupted training is ended by the signal `kind` at each of the moments in turn, and started again after each.
 
-    assert interrupted.rows == alone.rows
-    assert interrupted.files == alone.files
-    assert list(states.differences(interrupted.last_checkpoint, alone.last_checkpoint)) == []
+    folder: for both trainings; command: flags without --save-dir
+    """
+    undisturbed = _train_to_the_end(folder / "undisturbed", command, moments=[], kind=kind)
+    interrupted = _train_to_the_end(folder / "interrupted", command, moments=moments, kind=kind)
+
+    assert interrupted.numbers == undisturbed.numbers
+    assert interrupted.files == undisturbed.files
+    assert list(states.differences(interrupted.last_checkpoint, undisturbed.last_checkpoint)) == []
 
 
 def _train_to_the_end(save_dir: Path, command: tuple, moments: list, kind: int) -> Outcome:
     """Train, with an end by a signal at each of the moments and a new start after it, until the training is done."""
     log = save_dir.with_suffix(".log")
-    status_of_signal = -kind if kind == signal.SIGKILL else 128 + kind
+    # SIGKILL ends the process itself; the trainer handles other signals, writes a checkpoint, and exits as shells do.
+    expected_status = -kind if kind == signal.SIGKILL else 128 + kind
     for moment in moments:
-        assert live(log, *command, "--save-dir", save_dir, at=moment, kind=kind) == status_of_signal
-    assert live(log, *command, "--save-dir", save_dir) == 0, log.read_text()[-2000:]
+        status = status_of_training(log, *command, "--save-dir", save_dir, at=moment, kind=kind)
+        assert status == expected_status
+
+    status = status_of_training(log, *command, "--save-dir", save_dir)
+    assert status == 0, log.read_text()[-2000:]
 
     files = sorted(path.name for path in save_dir.iterdir())
-    return Outcome(states.load(save_dir / "checkpoint_last.pt"), rows(log), files)
+    return Outcome(states.load(save_dir / "checkpoint_last.pt"), logged_numbers(log), files)
 
 
-def rows(log: Path) -> dict[tuple[str, int], dict]:
-    """Return the log's numbers without times, by (kind of line, updates); the later of repeated lines counts."""
+def logged_numbers(log: Path) -> dict[tuple[str, int], dict]:
+    """Return the log's numbers without times, by (kind of line, updates done).
+
+    The kinds are "train_inner", of a logged update, and "train" and "valid", of an epoch. A resumed training logs some
+    updates a second time; the later line counts.
+    """
     logged = {}
     for kind, row in re.findall(r"\| (train_inner|train|valid) \| (\{.*\})", log.read_text()):
         numbers = {name: value for name, value in json.loads(row).items() if not CLOCKS.fullmatch(name)}
+        # num_updates, train_num_updates or valid_num_updates
         counts = [value for name, value in numbers.items() if name.endswith("num_updates")]
         updates = int(counts[0]) if counts else 0
         logged[kind, updates] = numbers
@@ -94,10 +109,11 @@ def rows(log: Path) -> dict[tuple[str, int], dict]:
 
 
 def _train_until_signal(words: list[str], log: Path, at: tuple[str, int] | None, kind: int, limit) -> None:
-    """Run fairseq-train in this process, which gets the signal and has the limit that `live` describes."""
-    multiprocessing.set_start_method("fork", force=True)  # start method of data loading, as in a program
+    """Run fairseq-train in this process, with the signal and the limit that `status_of_training` describes."""
+    # a process of the forkserver differs from a program in two settings, of data loading and of files at their limit
+    multiprocessing.set_start_method("fork", force=True)
     if limit is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # Python's default, as in a program
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(*limit)
     if at is not None:
         moment, count = at

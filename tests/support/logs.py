@@ -7,12 +7,12 @@ import re
 
 from .helpers import USER_DIR
 
-# flags of fairseq-generate: two beams, and translations of at most five words however long the source is
+# Flags of fairseq-generate: two beams, and translations of at most five words however long the source is.
 TRANSLATE = ("--user-dir", USER_DIR, "--cpu", "--beam", "2", "--max-len-a", "0", "--max-len-b", "5")
 
 
 def losses(log: str) -> dict[int, float]:
-    """Return update -> loss of a log that was written with --log-format json and --log-interval 1."""
+    """Return the training's losses in a log, update -> loss; log: its text, of --log-format json --log-interval 1."""
     logged = {}
     for row in re.findall(r"\| INFO \| train_inner \| (\{.*\})", log):
         numbers = json.loads(row)
@@ -21,7 +21,7 @@ def losses(log: str) -> dict[int, float]:
 
 
 def hypotheses(printed: str) -> dict[int, tuple[float, str]]:
-    """Return sentence -> score and tokens of its translation in an output of fairseq-generate."""
+    """Return number of a sentence -> (score, tokens) of its best translation; printed: output of fairseq-generate."""
     best = {}
     for sentence, score, tokens in re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", printed, re.MULTILINE):
         best[int(sentence)] = (float(score), tokens)

@@ -16,26 +16,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class Fault:
-    """Fault of the answer to one request.
+    """Fault of the answer to one request: another status in place of the file, or an end before the file's."""
 
-    status, headers: sent in place of the file
-    after: number of body bytes after which the answer stops: `then` is "close", "reset" (RST, not FIN) or "stall"
-    """
-
-    status: int | None = None
-    headers: dict = field(default_factory=dict)
-    after: int | None = None
-    then: str = "close"
+    status: int | None = None  # of the answer without a body that is sent in place of the file
+    headers: dict = field(default_factory=dict)  # of that answer
+    after: int | None = None  # bytes of the body after which the answer breaks off
+    ending: str = "close"  # how it does: "close" (FIN) or "reset" (RST) of the connection, or "stall" with it open
 
 
 class Loopback(ThreadingHTTPServer):
     """Server, its files, its faults and a record of all requests.
 
-    files: path -> bytes
-    faults: path -> faults, one for each request, then none; itertools.repeat(fault) repeats one
-    headers: path -> headers of every answer, such as ETag or Content-Type
-    ignores: headers that the server ignores: "Range" (sends the whole file), "If-Range" (sends any version)
-    asked: (path, headers) in the order of requests; sent: path -> body bytes
+    Set by a test:
+      files: path -> content
+      faults: path -> a fault for each of the first requests; itertools.repeat(fault) is one for every request
+      headers: path -> headers of every answer, such as ETag or Content-Type
+      ignores: headers that the server ignores: "Range" (sends the whole file), "If-Range" (sends any version)
+
+    Recorded:
+      asked: (path, headers) of each request, in order
+      sent: path -> bytes of all bodies that were sent
     """
 
     daemon_threads = True
@@ -48,12 +48,13 @@ class Loopback(ThreadingHTTPServer):
         self.ignores: set[str] = set()
         self.asked: list[tuple[str, dict]] = []
         self.sent: Counter[str] = Counter()
-        self.closing = threading.Event()
+        self.closing = threading.Event()  # ends answers that stall
 
-    def handle_error(self, *_):  # connections that end early are intended
-        pass
+    def handle_error(self, *_):
+        """Print nothing: connections that end early are intended."""
 
     def url(self, path: str = "") -> str:
+        """Return the address of a path on this server."""
         return f"http://127.0.0.1:{self.server_port}{path}"
 
     def ranges(self, path: str) -> list[str | None]:
@@ -62,26 +63,31 @@ class Loopback(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers of the server to one connection."""
+
     protocol_version = "HTTP/1.1"
     server: Loopback
 
     def log_message(self, *_):
-        pass
+        """Print nothing."""
 
     def do_GET(self):
+        """Answer a request with its fault's status, the file or a part of it, or 404 where there is no such file."""
         server = self.server
         path = self.path
-        server.faults[path] = iter(server.faults.get(path, ()))
+        server.faults[path] = iter(server.faults.get(path, ()))  # the same iterator from the second request on
         fault = next(server.faults[path], Fault())
         server.asked.append((path, dict(self.headers)))
 
+        headers = dict(fault.headers)
+        body = b""
         if fault.status:
-            status, headers, body = fault.status, dict(fault.headers), b""
+            status = fault.status
         elif path in server.files:
             headers = dict(server.headers[path])
             status, body = self.part_of(server.files[path], headers)
         else:
-            status, headers, body = 404, dict(fault.headers), b""
+            status = 404
 
         self.send_response(status)
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
@@ -90,7 +96,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(body, fault)
 
     def part_of(self, body: bytes, headers: dict) -> tuple[int, bytes]:
-        """Return status and bytes for the Range that is asked for; the answer's Content-Range is put into `headers`."""
+        """Return status and bytes for the Range that is asked for, of the file `body`.
+
+        headers: of the answer; Content-Range is added to them
+        """
         ignored = self.server.ignores
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         only_if = self.headers.get("If-Range", "")
@@ -117,17 +126,18 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:  # the client has closed the connection
             self.close_connection = True
 
-        if breaks_off and fault.then == "stall":
+        if breaks_off and fault.ending == "stall":
             self.server.closing.wait(30)
-        if breaks_off and fault.then == "reset":
+        if breaks_off and fault.ending == "reset":
             time.sleep(0.05)  # lets the sent bytes arrive
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            on_for_no_time = struct.pack("ii", 1, 0)  # struct linger: with it `close` sends RST
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_for_no_time)
             self.connection.close()
 
 
 @contextmanager
 def serve(files: dict[str, bytes]):
-    """Provide a Loopback that answers on a port of its own until the end of the block."""
+    """Provide a Loopback with these files, path -> content, on a free port until the end of the block."""
     server = Loopback(files)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -14,25 +14,28 @@ from deepnet_fairseq.data.miniature.text import translations
 LANGS = ("de", "en", "fr")
 TRAINING_PAIRS = {"de-en": 360, "en-fr": 90}  # sentence pairs
 HELD_OUT = 20  # sentence pairs of a validation or test set
-WITHOUT = ("en-fr", "valid")  # the text lacks this set
+MISSING_SET = ("en-fr", "valid")  # the text has no files of this set
 
 
 def prepare_many_pairs(text: Path, dest: Path, *flags: str) -> Path:
-    """Run `deepnet prepare corpus multilingual` in this process; return `dest`."""
+    """Run `deepnet prepare corpus multilingual` in this process; return `dest`, the folder that it makes.
+
+    text: folder with PAIR/SUBSET.LANG; flags: further ones
+    """
     main(["prepare", "corpus", "multilingual", str(dest), "--from", str(text), "--workers", "1", *flags])
     return dest
 
 
 @pytest.fixture(scope="module", name="many_pairs_text")
 def make_many_pairs_text(tmp_path_factory) -> Path:
-    """Provide texts FOLDER/PAIR/SUBSET.LANG; en-fr has no valid set."""
+    """Provide a folder with text, PAIR/SUBSET.LANG of both pairs; SUBSET is train, valid or test."""
     folder = tmp_path_factory.mktemp("text")
-    rows = translations("many", LANGS)  # endless
+    rows = translations("many", LANGS)  # an endless iterator of distinct sentences, each in all LANGS
     for pair, size in TRAINING_PAIRS.items():
         (folder / pair).mkdir()
         for subset, count in {"train": size, "valid": HELD_OUT, "test": HELD_OUT}.items():
             chosen = list(islice(rows, count))
-            if (pair, subset) == WITHOUT:
+            if (pair, subset) == MISSING_SET:
                 continue
             for lang in pair.split("-"):
                 column = LANGS.index(lang)
@@ -43,15 +46,16 @@ def make_many_pairs_text(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", name="many_pairs")
 def make_many_pairs(many_pairs_text, tmp_path_factory) -> Path:
-    """Provide a prepared corpus of both pairs, with its data in bin/."""
+    """Provide the folder of a prepared corpus of both pairs, with its binarised data in bin/."""
     return prepare_many_pairs(many_pairs_text, tmp_path_factory.mktemp("prepared") / "dest", "--vocab", "300")
 
 
 @pytest.fixture(scope="module", name="sharded_pairs")
 def make_sharded_pairs(many_pairs_text, many_pairs, tmp_path_factory) -> Path:
-    """Provide de-en in two shards, bin/shard00 and bin/shard01, and the small en-fr in the first alone.
+    """Provide the folder of the same corpus in two shards, bin/shard00 and bin/shard01, by the pieces of `many_pairs`.
 
-    The vocabulary is that of `many_pairs`.
+    A pair of languages needs at least 100 sentence pairs a shard here: de-en's 360 are in both shards, en-fr's 90 in
+    the first alone.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multilingual, "LEAST_IN_SHARD", 100)

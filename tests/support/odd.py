@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# Texts around a sentence, which replaces {}: quotation marks, look-alikes of special symbols and of language tags,
+# escapes, numbers, combining and invisible characters, blanks of all kinds, emoji, and marks of tokenizers.
 FRAMES = (
     ">>{}<<", ">>de<< {}", ">> {} <<", "„{}“", "«{}»", "“{}”, ‘{}’", "'{}'", '"{}"', "{}…", "{} – {}", "{}--{}",
     "({}) [{}]", "{} </s>", "</s> {}", "<s>{}</s>", "<unk> {} <pad>", "<mask>{}", "__de__ {}", "{} __en__", "[de] {}",
@@ -13,6 +15,9 @@ FRAMES = (
 
 
 def odd_lines(plain: list[str]) -> list[str]:
-    """Return each frame around four lines of `plain`, each cut to its first three words."""
-    words = [" ".join(line.split()[:3]) for line in plain]
-    return [frame.replace("{}", words[place]) for frame in FRAMES for place in range(4)]
+    """Put the first three words of each of the first four lines of `plain` into every frame; return the lines."""
+    beginnings = [" ".join(line.split()[:3]) for line in plain[:4]]
+    lines = []
+    for frame in FRAMES:
+        lines += [frame.replace("{}", beginning) for beginning in beginnings]
+    return lines

@@ -13,11 +13,11 @@ from deepnet_fairseq.core.methods.base import REGISTRATION_LISTENERS
 from deepnet_fairseq.core.modifiers import MODIFIERS, Modifier, register_modifier
 from deepnet_fairseq.core.slots import Residual
 
-_numbers = count()
+_numbers = count()  # in the names of registered methods
 
 
 class ScaledBranch(Residual):
-    """Merge x + c f, c an attribute of the module."""
+    """Residual merge x + c f; c is a plain number, neither a parameter nor a buffer."""
 
     def __init__(self, c: float = 0.5):
         super().__init__()
@@ -28,17 +28,21 @@ class ScaledBranch(Residual):
 
 
 def method_with(module: type[nn.Module] = ScaledBranch, /, *values, **members) -> type[Method]:
-    """Return a method, not yet registered, whose residual is module(*values) in every branch.
+    """Return a new class of methods, not yet registered, that merges every branch by module(*values).
 
-    members: further attributes and slots of the class, or others in place of these
+    members: further attributes and slots of the class, by name; they replace those below
     """
-    own = {"equation": "y", "paper": "a test", "residual": lambda self, site: module(*values)}
+
+    def residual(self, site) -> nn.Module:
+        return module(*values)
+
+    own = {"equation": "y", "paper": "a test", "residual": residual}
     return type("OwnMethod", (Method,), own | members)
 
 
 @contextmanager
 def registered(method: type[Method]) -> Iterator[str]:
-    """Register a method for the block, and yield the name, which no other test has."""
+    """Register a method for the block under a new name, and yield the name."""
     name = f"example{next(_numbers)}"
     register(name)(method)
     try:
@@ -60,6 +64,9 @@ def registered_modifier(modifier: type[Modifier], name: str) -> Iterator[None]:
 
 
 def _tell_listeners() -> None:
-    """Have the config classes made again, without what has been taken out of the registries."""
+    """Have the config classes made again, now without what has been taken out of the registries.
+
+    `register` and `register_modifier` do so themselves.
+    """
     for listener in REGISTRATION_LISTENERS:
         listener()

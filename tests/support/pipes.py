@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def fill_pipe(path: Path, content: bytes) -> threading.Thread:
-    """Make a named pipe; return the thread that writes its content as soon as somebody reads."""
+    """Make a named pipe; return the thread that writes its content as soon as somebody opens it to read."""
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_bytes, args=(content,), daemon=True)
     writer.start()
@@ -19,14 +19,18 @@ def fill_pipe(path: Path, content: bytes) -> threading.Thread:
 
 @contextmanager
 def filled_pipes() -> Iterator[Callable[[Path, bytes], Path]]:
-    """Give a function that makes a filled pipe and returns its path; all must have been read to their ends."""
+    """Provide a function that makes a named pipe with content and returns its path.
+
+    Check at the end of the block that all these pipes have been read to their ends.
+    """
     writers = []
 
-    def make(path: Path, content: bytes) -> Path:
+    def make_pipe(path: Path, content: bytes) -> Path:
         writers.append(fill_pipe(path, content))
         return path
 
-    yield make
+    yield make_pipe
+
     for writer in writers:
         writer.join(timeout=60)
         assert not writer.is_alive()

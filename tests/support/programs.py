@@ -9,9 +9,9 @@ from types import ModuleType
 
 
 def import_program(path: Path) -> ModuleType:
-    """Import a program by its path; it may import the files beside it by name.
+    """Import a program by its path, as a module of its file's name; it may import the files beside it by theirs.
 
-    It stays in sys.modules by the name of its file, where a neighbour that imports it finds this very module.
+    The module stays in sys.modules: a file beside it that imports it gets this very module, and not a second one.
     """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)

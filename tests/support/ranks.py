@@ -1,4 +1,4 @@
-"""Launcher of fairseq-train on several processes, forked after torch and fairseq were imported."""
+"""Launcher of fairseq-train on several processes, forked from a process that has imported torch and fairseq."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ CONTEXT.set_forkserver_preload([__name__])
 
 
 def train(world: int, log: Path, *flags, timeout: float = 300, check: bool = True) -> list[dict]:
-    """Train on `world` processes as torchrun starts them, or on one alone; return the log's row of each update."""
-    port, words = free_port(), ["fairseq-train", *map(str, flags)]
-    processes = [CONTEXT.Process(target=be_rank, args=(n, world, port, words, log)) for n in range(world)]
+    """Run `fairseq-train FLAGS` on `world` processes as torchrun does, or on one alone; return the rows of its updates.
+
+    log: file that all processes append their output to; timeout: seconds to wait for a process, before all are killed;
+    check: whether all must succeed.
+    """
+    port = free_port()
+    words = ["fairseq-train", *map(str, flags)]
+    processes = []
+    for number in range(world):
+        processes.append(CONTEXT.Process(target=be_rank, args=(number, world, port, words, log)))
+
     for process in processes:
         process.start()
     for process in processes:
@@ -30,8 +38,10 @@ def train(world: int, log: Path, *flags, timeout: float = 300, check: bool = Tru
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()
-    assert not check or not any(codes), (codes, log.read_text()[-3000:])
-    return updates(log)
+
+    if check:
+        assert not any(codes), (codes, log.read_text()[-3000:])
+    return rows_of_updates(log)
 
 
 def free_port() -> int:
@@ -39,17 +49,21 @@ def free_port() -> int:
     while True:
         port = random.SystemRandom().randint(12_000, 30_000)
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
+            nobody_listens = probe.connect_ex(("127.0.0.1", port)) != 0
+        if nobody_listens:
+            return port
 
 
-def updates(log: Path) -> list[dict]:
-    """Return the log's row of each update."""
+def rows_of_updates(log: Path) -> list[dict]:
+    """Return the numbers that a log of --log-format json --log-interval 1 has of each update, in order."""
     return [json.loads(row) for row in re.findall(r"train_inner \| (\{.*\})", log.read_text())]
 
 
 def be_rank(number: int, world: int, port: int, words: list[str], log: Path) -> None:
-    """Run a program as rank `number` of `world` processes of torchrun, or on its own if `world` is 1."""
+    """Run fairseq-train in this process as rank `number` of `world`, or on its own if `world` is 1.
+
+    port: of the first rank, for torch.distributed; words: the program's name and its flags; log: file for the output
+    """
     if world > 1:
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
         os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}
@@ -57,10 +71,10 @@ def be_rank(number: int, world: int, port: int, words: list[str], log: Path) -> 
 
 
 def fairseq_train(words: list[str], log: Path) -> None:
-    """Run fairseq-train in this process, which ends as the program does; the output goes to `log`."""
+    """Run fairseq-train in this process, and end it as the program ends; append the output to `log`."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(output, stream)
+    for descriptor in (1, 2):  # standard output and error
+        os.dup2(output, descriptor)
     sys.argv = words
     try:
         fairseq_cli.train.cli_main()

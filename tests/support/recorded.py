@@ -1,4 +1,4 @@
-"""Synthetic recorded runs of the papers' figures, with known numbers."""
+"""Synthetic recorded runs of the papers' figures, with known numbers. Losses are in bits per token."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ INTERVAL = 25  # updates between two logged losses
 
 
 def losses_falling_to(final: float, last: int = 400) -> dict[int, float]:
-    """Return training losses by update: 10 bits at first, `final` over the last four intervals up to `last`."""
+    """Return training losses by update: 10 at first, and `final` at the last four that are logged, up to update `last`.
+
+    The mean of the last four is a run's final loss.
+    """
     losses = {INTERVAL: 10.0}
     for update in range(last - 3 * INTERVAL, last + 1, INTERVAL):
         losses[update] = final
     return losses
 
 
+# A run is stuck if its final loss is above 68% of its first (study/runs.py, STUCK), as after learning no more than the
+# frequencies of words.
 HEALTHY = losses_falling_to(5.0)
 STUCK = losses_falling_to(8.0)
 
@@ -41,8 +46,9 @@ def write_figure_run(
 ) -> Path:
     """Write the folder of a finished run of a figure, and return it.
 
-    probes: update -> probe -> address -> value; losses: of training by update, HEALTHY by default; valid: update ->
-    (epoch, validation loss); others: see write_run.
+    root: folder of all runs; figure: its number or name; name: of the run; probes: update -> probe -> address -> value;
+    losses: of training by update, None for HEALTHY; valid: update -> (epoch, validation loss); bleu: of the score, None
+    for a run without one; others: parts and facts of the run, see write_run.
     """
     score = None if bleu is None else {"bleu": bleu, "signature": "s"}
     parts = {"log": _log_of(losses or HEALTHY, valid or {}), "environment": None, "score": score, "seed": None}
@@ -57,7 +63,7 @@ def write_figure_run(
 
 
 def _log_of(losses: dict[int, float], valid: dict[int, tuple[int, float]]) -> str:
-    """Return a train.log with these losses, its lines without times."""
+    """Return the text of a train.log with these losses of training and validation; its lines have no time."""
     lines = []
     for update, loss in losses.items():
         row = {"loss": str(loss), "num_updates": str(update), "wall": update}
@@ -69,15 +75,20 @@ def _log_of(losses: dict[int, float], valid: dict[int, tuple[int, float]]) -> st
 
 
 def probes_of_figure4(layers: int = 18, updates: int = 3) -> dict:
-    """Return probes whose numbers at update u and layer l are known.
+    """Return the probes that Figure 4 shows, update -> probe -> address -> value, for updates 0, 1, ...
 
-    Model update: u. Norms of LayerNorm's input: 7 + u (encoder) and 9 + u (decoder) behind FFN, so 8 + u in the mean,
-    and 9 behind self-attention. Gradient norm: (l + u) / 100. 99 stands where Figure 4 does not look.
+    At update u they are
+      panel (a): a model update of u;
+      panel (b): norms of LayerNorm's input behind FFN, 7 + u (encoder) and 9 + u (decoder), 8 + u in the mean;
+      panel (c): norms of LayerNorm's input behind self-attention, 9;
+      gradient norms: (l + u) / 100 in layer l.
+    Addresses that the figure must leave out have the value 99.
     """
     return {update: _probes_of_update(update, layers) for update in range(updates)}
 
 
 def _probes_of_update(update: int, layers: int) -> dict:
+    """Return probe -> address -> value at one update, as probes_of_figure4 describes them."""
     norms = {"decoder.layer_norm": 99.0, "decoder.1.encoder_attn": 99.0}
     gradients = {"decoder.1.ffn.fc1": 99.0}
     for layer in range(1, layers + 1):
@@ -90,7 +101,7 @@ def _probes_of_update(update: int, layers: int) -> dict:
 
 
 def write_runs_of_every_figure(root: Path) -> None:
-    """Write one or several runs for each figure of DeepNet's paper."""
+    """Write the runs that each of Figures 3 to 8 of DeepNet's paper needs."""
     _write_figure3(root)
 
     for series in figures.FIGURE4:
@@ -103,17 +114,17 @@ def write_runs_of_every_figure(root: Path) -> None:
     write_figure_run(root, 6, "deep", "post_ln", 50, losses=STUCK, bleu=0.4)
 
     for panel in figures.FIGURE7:
-        for value in ("1e-3", "5e-4"):
+        for value in ("1e-3", "5e-4"):  # of what the panel varies, whatever that is
             losses = {100: (1, 7.0), 200: (1, 5.0)}
             write_figure_run(root, 7, f"{panel}{value}", valid=losses, panel=panel, value=value)
 
     for layers in (6, 10, 50):
-        bleu = 20 + 5 * math.log10(2 * layers)  # a slope of 5 over the logarithm of depth
+        bleu = 20 + 5 * math.log10(2 * layers)  # a slope of 5 over the logarithm of depth, encoder and decoder together
         write_figure_run(root, 8, f"{layers}", layers=layers, bleu=bleu)
 
 
 def _write_figure3(root: Path) -> None:
-    """Write runs whose gradient norm is a tenth of the layer, and whose validation loss falls from 8 to 6.5 bits."""
+    """Write runs with a gradient norm of l / 10 in layer l, and others whose validation loss falls from 8 to 6.5."""
     for method in ("post_ln", "post_ln_init"):
         for layers in (6, 18):
             norms = {f"decoder.{layer}": layer / 10 for layer in range(1, layers + 1)}
@@ -124,9 +135,9 @@ def _write_figure3(root: Path) -> None:
 
 
 def _write_figure5(root: Path) -> None:
-    """Write runs whose model update at update 10 is a power of the depth, 1.1 for Post-LN and 0.5 for DeepNorm."""
+    """Write runs whose model update grows as a power of the layers N: N^1.1 for Post-LN and N^0.5 for DeepNorm."""
     for method, exponent in (("post_ln", 1.1), ("deepnorm", 0.5)):
         for layers in (6, 24, 50):
-            model_update = {"decoder": 1e-3 * layers**exponent, "encoder": 1.0}
+            model_update = {"decoder": 1e-3 * layers**exponent, "encoder": 1.0}  # the figure shows the decoder's
             probes = {10: {"model_update": model_update}}
             write_figure_run(root, 5, f"{method}{layers}", method, layers, probes, update=10)

@@ -17,11 +17,14 @@ ENVIRONMENT = {
     "started": "2026-11-21T10:00:00+00:00",
 }
 DAY = "2026-11-21"
-LOSSES = {100: 9.0, 200: 5.0}  # bits per token by update
+LOSSES = {100: 9.0, 200: 5.0}  # of training, in bits per token by update
 
 
 def train_log(*attempts: tuple[str, str]) -> str:
-    """Return a train.log. attempts: times of the first and the last line of each attempt, as "10:00:00"."""
+    """Return the text of a train.log, of a training that was started once or, after interruptions, several times.
+
+    attempts: of each start, the times of its first and its last line, as "10:00:00"
+    """
     lines = []
     for start, end in attempts:
         lines.append(f"{DAY} {start} | INFO | fairseq_cli.train | {{'_name': None, 'common': {{}}}}")
@@ -32,7 +35,10 @@ def train_log(*attempts: tuple[str, str]) -> str:
 
 
 def bilingual_score(bleu: float, kind: str = "tokenised", **others) -> dict:
-    """Return the score.json of a bilingual run; its sacreBLEU is one point lower."""
+    """Return the content of a bilingual run's score.json, in which sacreBLEU is one point below `bleu`.
+
+    kind: what was scored for the paper's number; others: entries that differ
+    """
     return {
         "bleu": bleu,
         "kind": kind,
@@ -62,10 +68,12 @@ def write_run(
     command: str = "fairseq-train data",
     **facts,
 ) -> Path:
-    """Write a run's folder, ROOT/TABLE/NAME, and return it. None leaves a file out.
+    """Write a run's folder, ROOT/TABLE/NAME, and return it.
 
-    bleu: of its score.json, which `score` replaces; trained: the training is over. diverged, stuck: texts of these
-    marks. log: text of train.log, by default three hours of training. facts: more entries of run.json.
+    layers: of each stack; bleu: of a bilingual score.json, which `score` replaces, None for no such file; trained:
+    whether the training is over; diverged, stuck: texts of the files of these names, None for no such file; log: text
+    of train.log, None for a training of three hours; environment: content of environment.json, None for no such file;
+    command: text of the file of this name; facts: further entries of run.json.
     """
     if score is None and bleu is not None:
         score = bilingual_score(bleu)
@@ -98,7 +106,10 @@ def printed_report(capsys, *words: object) -> str:
 
 
 def table_of_section(page: str, title: str) -> list[dict[str, str]]:
-    """Return the rows of the Markdown table in the section `title` of a report, each a dict of header -> cell."""
+    """Return the rows of the table in the section `title` of a report, each header -> cell.
+
+    In the page's Markdown the section is a heading, a paragraph and the table, with empty lines between.
+    """
     section = re.search(rf"^## {title}\n\n.*?\n\n(.*?)\n\n", page, re.DOTALL | re.MULTILINE).group(1)
     lines = []
     for line in section.splitlines():

@@ -1,12 +1,14 @@
-"""Models of every kind for tests, mostly of a single stack, decoder or encoder."""
+"""Small models of the three kinds, and their batches: translators and, with a single stack, language models."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from fairseq.models.roberta import RobertaModel
-from fairseq.models.roberta.model import base_architecture
+from fairseq.models.roberta.model import base_architecture as base_roberta
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer import base_architecture as base_transformer
 from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
@@ -18,19 +20,22 @@ from deepnet_fairseq.plugin.building import blank_task, build
 from . import helpers
 from .helpers import FIRST, PAD, VOCAB
 
-KINDS = (archs.LM, archs.MASKED_LM)  # kinds of models with one stack
-EVERY = (archs.MODEL_NAME, *KINDS)
-MASK = VOCAB - 1  # symbol of a masked word
+SINGLE_STACKS = (archs.LM, archs.MASKED_LM)  # kinds of models with a single stack
+EVERY_KIND = (archs.MODEL_NAME, *SINGLE_STACKS)  # kinds of models: the translator, the causal and the masked one
+MASK = VOCAB - 1  # number of the symbol in place of a masked word; `batch` draws it nowhere
 
 
 def stack_of(kind: str) -> str:
-    """Return the stack of a kind of model."""
+    """Return the name of the only stack of one of SINGLE_STACKS, "encoder" or "decoder"."""
     (stack,) = archs.STACKS[kind]
     return stack
 
 
 def sizes(kind: str, layers: int) -> dict:
-    """Return the config fields of width 16; positions and the scale of embeddings stay the architecture's."""
+    """Return the config fields of a model of width 16, field -> value, with `layers` in each stack and no dropout.
+
+    kind: one of EVERY_KIND. Positions and the scale of embeddings, which are not among them, stay the architecture's.
+    """
     fields: dict = {"dropout": 0.0, "attention_dropout": 0.0}
     for stack in archs.STACKS[kind]:
         fields[f"{stack}_layers"] = layers
@@ -41,13 +46,19 @@ def sizes(kind: str, layers: int) -> dict:
 
 
 def small(kind: str, layers: int = 2, **fields):
-    """Build a model of width 16 in evaluation mode."""
+    """Build a model of width 16 in evaluation mode, its weights drawn from a fixed seed.
+
+    kind: one of EVERY_KIND; layers: of each stack; fields: config fields that differ from those of `sizes`
+    """
     torch.manual_seed(0)
     return build(kind, VOCAB, **(sizes(kind, layers) | fields)).eval()
 
 
 def disturb(model, amount: float = 0.1):
-    """Add noise to every parameter: methods begin with branches of 0 or factors of 1, which would hide mistakes."""
+    """Add noise of standard deviation `amount` to every parameter but the embedding of padding; return the model.
+
+    Some methods begin with branches of 0 or factors of 1, which would hide mistakes.
+    """
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -59,36 +70,42 @@ def disturb(model, amount: float = 0.1):
 
 
 def noisy_model(kind: str, layers: int = 2, **fields):
-    """Build a model of width 16 in evaluation mode, with noise on all its parameters."""
+    """Build a model as `small` does, and add noise to its parameters."""
     return disturb(small(kind, layers, **fields))
 
 
 def batch(rows: int = 3, length: int = 9, seed: int = 0):
-    """Draw src_tokens (B, T), padded on the right; the first row is two tokens shorter."""
+    """Draw a language model's src_tokens (rows, length); the first row ends with two tokens of padding."""
     tokens = torch.randint(FIRST, VOCAB - 1, (rows, length), generator=torch.Generator().manual_seed(seed))
     tokens[0, length - 2 :] = PAD
     return tokens
 
 
 def inputs(kind: str) -> tuple:
-    """Return the arguments of a call of such a model: (tokens,), or (src_tokens, None, prev_output_tokens)."""
-    if kind in KINDS:
+    """Return the arguments of a call of a model on the batch of its kind, which is one of EVERY_KIND.
+
+    A language model's are (src_tokens,), a translator's (src_tokens, None, prev_output_tokens) of helpers.batch.
+    """
+    if kind in SINGLE_STACKS:
         return (batch(),)
 
     src, prev = helpers.batch()
     return src, None, prev
 
 
-def scores(model, *given):
-    """Compute scores (B, T, V) without gradients."""
+def scores(model, *arguments):
+    """Compute a model's scores (B, T, V) without gradients; arguments: of its call, as `inputs` returns them."""
     with torch.no_grad():
-        return model(*given)[0]
+        return model(*arguments)[0]
 
 
 def loss_of(model, tokens=None):
-    """Compute the cross-entropy of the task of each kind of model: the next token, or the masked tokens.
+    """Compute the mean cross-entropy of what a model of its kind predicts: the next token, or the masked tokens.
 
-    A translator computes it on its own fixed batch, a language model on `tokens`.
+    A masked language model has every third token masked. A translator predicts, on the batch of `inputs`, its own
+    decoder input: a loss that is good enough for gradients.
+
+    tokens: a language model's batch, None for that of `batch`
     """
     if tokens is None:
         tokens = batch()
@@ -104,22 +121,32 @@ def loss_of(model, tokens=None):
         masked = torch.zeros_like(tokens, dtype=torch.bool)
         masked[:, ::3] = True
         masked &= tokens.ne(PAD)
-        logits = model(tokens.masked_fill(masked, MASK), masked_tokens=masked)[0]
+        logits = model(tokens.masked_fill(masked, MASK), masked_tokens=masked)[0]  # of the masked tokens only
         target = tokens[masked]
+
     return nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=PAD)
 
 
-STOCK = {  # kind -> fairseq's class, and the function that fills its config with defaults
-    archs.MODEL_NAME: (TransformerModel, base_transformer),
-    archs.LM: (TransformerLanguageModel, base_lm_architecture),
-    archs.MASKED_LM: (RobertaModel, base_architecture),
+class StockModel(NamedTuple):
+    """A model of fairseq's own."""
+
+    model: type  # its class
+    set_defaults: Callable[[argparse.Namespace], None]  # fills the open fields of its config
+
+
+STOCK = {
+    archs.MODEL_NAME: StockModel(TransformerModel, base_transformer),
+    archs.LM: StockModel(TransformerLanguageModel, base_lm_architecture),
+    archs.MASKED_LM: StockModel(RobertaModel, base_roberta),
 }
 
 
 def stock(kind: str, layers: int = 2, pre_norm: bool = False, **fields):
-    """Build fairseq's own `transformer`, `transformer_lm` or `roberta` of the same size."""
+    """Build fairseq's own `transformer`, `transformer_lm` or `roberta` of the size that `small` gives the kind.
+
+    pre_norm: whether it is Pre-LN, else Post-LN; fields: config fields that differ
+    """
     torch.manual_seed(0)
-    model, complete = STOCK[kind]
     cfg = argparse.Namespace(
         encoder_normalize_before=pre_norm,
         tokens_per_sample=1024,
@@ -128,6 +155,6 @@ def stock(kind: str, layers: int = 2, pre_norm: bool = False, **fields):
         max_positions=1024,
         **(sizes(kind, layers) | fields),
     )
-    complete(cfg)
+    STOCK[kind].set_defaults(cfg)
     cfg.decoder_normalize_before = pre_norm  # base_lm_architecture sets True in any case
-    return model.build_model(cfg, blank_task(VOCAB)).eval()
+    return STOCK[kind].model.build_model(cfg, blank_task(VOCAB)).eval()

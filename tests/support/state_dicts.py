@@ -1,4 +1,7 @@
-"""Initial weights by name, as several packages name and draw them, for `deepnet verify`."""
+"""Initial weights by name, as several packages name and draw them, for `deepnet verify`.
+
+Formulas are those of DeepNet, table 1, with N encoder layers and M decoder layers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-WIDTH, FFN_WIDTH = 64, 128
+WIDTH = 64  # features
+FFN_WIDTH = 128  # features
 GAINED = ("v_proj", "out_proj", "fc1", "fc2")  # ends of the names of matrices to which DeepNorm gives its beta
 ATTENTION_ROLES = ("q", "k", "v", "out")
 
@@ -15,29 +19,32 @@ State = dict[str, Tensor]  # weights by name; of a matrix (out, in)
 
 
 def normal(rows: int, columns: int, std: float) -> Tensor:
+    """Draw a matrix (rows, columns) of normal numbers around 0."""
     return torch.randn(rows, columns) * std
 
 
 def xavier_normal(rows: int, columns: int, gain: float = 1.0) -> Tensor:
+    """Draw a matrix (rows, columns) as torch.nn.init.xavier_normal_ does."""
     return normal(rows, columns, gain * math.sqrt(2 / (rows + columns)))
 
 
 def decoder_alpha(layers: int) -> float:
-    """Return DeepNorm's factor of the shortcut in a model of a decoder alone (DeepNet, table 1)."""
+    """Return DeepNorm's factor of the shortcut in a model of a decoder alone: (2M)^(1/4)."""
     return (2 * layers) ** 0.25
 
 
 def decoder_beta(layers: int) -> float:
-    """Return DeepNorm's gain of initialisation in a model of a decoder alone (DeepNet, table 1)."""
+    """Return DeepNorm's gain of initialisation in a model of a decoder alone: (8M)^(-1/4)."""
     return (8 * layers) ** -0.25
 
 
 def attention_shapes(attention: str) -> dict[str, tuple[int, int]]:
+    """Return the shapes of an attention's four matrices, by the names that fairseq gives them."""
     return {f"{attention}.{role}_proj": (WIDTH, WIDTH) for role in ATTENTION_ROLES}
 
 
 def decoder_in_fairseqs_names(layers: int, gain: float, gained: tuple[str, ...] = GAINED) -> State:
-    """Draw a decoder's weights, Xavier-normal, and times `gain` if their names end in one of `gained`."""
+    """Draw the weights of a model of a decoder alone, Xavier-normal, times `gain` where a name ends as in `gained`."""
     torch.manual_seed(0)
     shapes = attention_shapes("self_attn") | {"fc1": (FFN_WIDTH, WIDTH), "fc2": (WIDTH, FFN_WIDTH)}
     state = {"decoder.embed_tokens.weight": normal(50, WIDTH, 0.02)}
@@ -52,12 +59,15 @@ def decoder_in_fairseqs_names(layers: int, gain: float, gained: tuple[str, ...] 
 
 
 def deepnorm_decoder(layers: int = 4) -> State:
-    """Draw a decoder's weights as DeepNorm does."""
+    """Draw the weights of a model of a decoder alone as DeepNorm does, in fairseq's names."""
     return decoder_in_fairseqs_names(layers, decoder_beta(layers))
 
 
 def encoder_in_torchs_names(layers: int, beta: float) -> State:
-    """Draw an encoder's weights: in_proj_weight (3 x WIDTH, WIDTH) as one matrix, whose third part, v, lacks beta."""
+    """Draw the weights of torch.nn.TransformerEncoder's layers, with DeepNorm's gain `beta` forgotten for v.
+
+    torch keeps q, k and v in one matrix, in_proj_weight (3 x WIDTH, WIDTH), which is easily drawn as one, without beta.
+    """
     torch.manual_seed(0)
     state = {}
     for layer in range(layers):
@@ -72,7 +82,11 @@ def encoder_in_torchs_names(layers: int, beta: float) -> State:
 
 
 def torchscale_model(encoder_layers: int, decoder_layers: int) -> State:
-    """Draw an encoder's and a decoder's weights as torchscale does: v, out, fc1 and fc2 divided by a stack's scale."""
+    """Draw a translator's weights as torchscale does: torch's default, divided by 1 / beta of the stack in GAINED.
+
+    DeepNorm's beta is 0.87 (N^4 M)^(-1/16) in the encoder, where torchscale has 1.15 for 1 / 0.87, and (12M)^(-1/4) in
+    the decoder.
+    """
     torch.manual_seed(0)
     encoder_scale = (encoder_layers**4 * decoder_layers) ** (1 / 16) / 1.15
     decoder_scale = (12 * decoder_layers) ** 0.25
@@ -82,6 +96,7 @@ def torchscale_model(encoder_layers: int, decoder_layers: int) -> State:
 
 
 def _torchscale_stack(stack: str, layers: int, scale: float, attentions: list[str]) -> State:
+    """Draw the weights of one stack. scale: that divides them; attentions: names of a layer's attentions."""
     shapes = {}
     for attention in attentions:
         shapes |= attention_shapes(attention)
@@ -92,7 +107,7 @@ def _torchscale_stack(stack: str, layers: int, scale: float, attentions: list[st
     for layer in range(layers):
         prefix = f"{stack}.layers.{layer}"
         for name, (rows, columns) in shapes.items():
-            std = (3 * columns) ** -0.5  # torch's default for a Linear
+            std = (3 * columns) ** -0.5  # of nn.Linear's default, uniform in +-columns^(-1/2)
             if name.endswith(GAINED):
                 std /= scale
             state[f"{prefix}.{name}.weight"] = normal(rows, columns, std)

@@ -1,4 +1,4 @@
-"""Synthetic outputs of fairseq-generate, and the records of a prepared corpus."""
+"""Synthetic outputs of fairseq-generate, and the files of a prepared corpus that scores depend on."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import random
 from pathlib import Path
 
-LOG_LINE = "2026-01-01 00:00:00 | INFO | {} | {}\n"  # of a module of fairseq and what it says
+LOG_LINE = "2026-01-01 00:00:00 | INFO | {} | {}\n"  # for the module of fairseq that logs, and what it logs
 WORDS = "ein zwei drei der die das Hund Haus Baum geht steht ruft klein rot alt und oder nicht heute dort"
 VOCABULARY = WORDS.split()
-SETTINGS = {"beam": 5, "prefix_size": 0, "score_reference": False, "constraints": None}  # of fairseq-generate
-TOKENS_A_SENTENCE = 10  # in the log's line on speed
+SETTINGS = {"beam": 5, "prefix_size": 0, "score_reference": False, "constraints": None}  # logged by fairseq-generate
+TOKENS_A_SENTENCE = 10  # according to the log's line on speed
 
 
 def random_sentences(count: int, seed: int = 0) -> list[str]:
-    """Draw sentences of 6 to 14 words."""
+    """Draw so many sentences of 6 to 14 words each."""
     draw = random.Random(seed)
     sentences = []
     for _ in range(count):
@@ -25,15 +25,14 @@ def random_sentences(count: int, seed: int = 0) -> list[str]:
 
 
 def with_wrong_words(sentences: list[str], rate: float, seed: int = 1) -> list[str]:
-    """Replace each word, with probability `rate`, by one drawn at random."""
+    """Replace each word, with probability `rate`, by one of VOCABULARY; return the changed sentences."""
     draw = random.Random(seed)
-
-    def perhaps_replaced(word: str) -> str:
-        return draw.choice(VOCABULARY) if draw.random() < rate else word
-
     changed = []
     for sentence in sentences:
-        words = [perhaps_replaced(word) for word in sentence.split()]
+        words = sentence.split()
+        for place in range(len(words)):
+            if draw.random() < rate:
+                words[place] = draw.choice(VOCABULARY)
         changed.append(" ".join(words))
     return changed
 
@@ -52,19 +51,21 @@ def write_generated(
     joined: list[str] | None = None,
     **settings,
 ) -> Path:
-    """Write the output of fairseq-generate, longest sentence first, and its log if there is anything to log.
+    """Write the output of fairseq-generate, longest sentence first, and its log beside it; return `path`.
 
-    direction, seconds: of the log's lines on the test set and on speed, which are there only if these are given.
-    joined: lines H-n if they differ from D-n; settings: those that differ from SETTINGS.
+    translations: lines D-n, detokenised hypotheses; references: lines T-n, None for none; direction: as "de-en" in the
+    log's line on the test set, None for no such line; seconds: in the log's line on speed, None for no such line;
+    joined: lines H-n, hypotheses in the model's tokens, None for those of D-n; settings: those that differ from
+    SETTINGS. There is a log only if direction, seconds or settings are given.
     """
+    hypotheses = joined or translations
     longest_first = sorted(range(len(translations)), key=lambda n: -len(translations[n]))
     lines = []
     for n in longest_first:
-        hypothesis = (joined or translations)[n]
         lines.append(f"S-{n}\tx y")
         if references:
             lines.append(f"T-{n}\t{references[n]}")
-        lines.append(f"H-{n}\t-0.25\t{hypothesis}")
+        lines.append(f"H-{n}\t-0.25\t{hypotheses[n]}")
         lines.append(f"D-{n}\t-0.25\t{translations[n]}")
         lines.append(f"P-{n}\t-0.1 -0.4")
     lines.append("Generate test with beam=5: BLEU4 = 1.23")
@@ -80,7 +81,7 @@ def write_generated(
 
 
 def _log_of_generate(count: int, direction: str | None, seconds: float | None, settings: dict) -> str:
-    """Return what fairseq-generate logs of translating `count` sentences."""
+    """Return what fairseq-generate logs of translating `count` sentences; see write_generated."""
     log = LOG_LINE.format("fairseq_cli.generate", {"_name": None, "generation": settings})
     if direction:
         log += LOG_LINE.format("fairseq.tasks.translation", f"some-where/bin test {direction} {count} examples")
@@ -92,10 +93,10 @@ def _log_of_generate(count: int, direction: str | None, seconds: float | None, s
 
 
 def write_prepared_corpus(folder: Path, references: dict | None = None, pairs: tuple = (), **recipe) -> Path:
-    """Write what scores read of a prepared corpus; return its folder of binarised data, which is empty.
+    """Write what `deepnet score` reads of a prepared corpus; return its folder of binarised data, FOLDER/bin.
 
-    references: test set, as "test.de-en" -> raw sentences; pairs: directions in pairs.txt, of multilingual corpora.
-    recipe: fields of recipe.json that differ from those of plain text.
+    references: name of a test set, as "test.de-en" -> its sentences as they were published; pairs: directions of a
+    multilingual corpus, for bin/pairs.txt; recipe: fields of recipe.json that differ from `plain` below.
     """
     binarised = folder / "bin"
     binarised.mkdir(parents=True)

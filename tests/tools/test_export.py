@@ -18,11 +18,11 @@ from deepnet_fairseq.core import archs
 from deepnet_fairseq.plugin.building import from_checkpoint
 
 from ..conftest import TRAIN_FLAGS
-from ..support.broken import contents
 from ..support.corpora import make_data
 from ..support.errors import assert_refused, refusal
 from ..support.exports import export, reported_difference
 from ..support.helpers import PAD, USER_DIR, run, sentences, teach
+from ..support.prepared import files_in
 from ..support.single_stacks import stock
 
 ARCH = (
@@ -308,13 +308,13 @@ REFUSED = {
 def test_a_wrong_export_is_refused_and_no_file_is_written_or_lost(mistake, data, checkpoint, tmp_path):
     words, named = REFUSED[mistake]
     text = data.parent / "text"
-    before = contents(text)
+    before = files_in(text)
 
     line = refusal("export", checkpoint, *words.format(text=text, new=tmp_path / "out").split())
 
     for name in named:
         assert name.format(text=text) in line
-    assert contents(text) == before
+    assert files_in(text) == before
     assert not list(tmp_path.iterdir())
 
 

@@ -14,10 +14,10 @@ import transformers
 from results.zero_shot import harness_model
 
 from ..support.exports import export, reported_difference
-from ..support.harness import harness, harness_bits
+from ..support.harness import harness_bits, load_in_harness
 from ..support.helpers import EOS, USER_DIR, run
 from ..support.lm_trainings import train_language_model
-from ..support.plain_text import VOCAB, a_texts, prepare  # noqa: F401
+from ..support.plain_text import VOCAB, make_texts, prepare  # noqa: F401
 
 EVAL = ("--cpu", "--gen-subset", "test", "--sample-break-mode", "eos", "--user-dir", USER_DIR)  # one line at a time
 # A Post-LN whose embedding is multiplied by sqrt(width), and a Pre-LN without that: only then one matrix of
@@ -124,7 +124,7 @@ def test_an_exports_readme_names_the_pipeline(exported):
 def test_lm_evaluation_harness_finds_an_exports_perplexity(measured_by_fairseq, exported, lines_of_test_text, tmp_path):
     pytest.importorskip("lm_eval", reason="pip install 'lm_eval[hf]'")
 
-    bits = harness_bits(harness(exported.hub), lines_of_test_text, tmp_path)
+    bits = harness_bits(load_in_harness(exported.hub), lines_of_test_text, tmp_path)
 
     assert bits == pytest.approx(measured_by_fairseq.bits * measured_by_fairseq.tokens, rel=1e-4)
 
