@@ -74,8 +74,8 @@ def test_a_row_ends_in_the_report_with_its_score(undisturbed_row):
 
 
 @pytest.mark.smoke
-def test_a_row_prints_its_plan_and_the_disk_it_took(undisturbed_row):
-    """The file `disk` in the row's folder says how much disk the row took, and how much stays."""
+def test_a_row_prints_its_plan_and_the_size_of_what_it_keeps(undisturbed_row):
+    """The file `disk` in the row's folder says how large the checkpoints are that are kept."""
     disk = (undisturbed_row.run / "disk").read_text()
 
     assert "== plan" in undisturbed_row.printed
