@@ -69,8 +69,10 @@ def test_an_embedded_corpus_without_test_sentences_is_refused():
 
 
 def test_an_embedded_corpus_of_too_many_nouns_is_refused_with_the_limit():
-    with refused("corpus", "20,000"):
+    with refused("corpus") as caught:
         make_corpus(SIZES, nouns=20_001)
+
+    assert "20,000" in caught.value.way_out
 
 
 def test_the_embedded_corpus_is_the_one_that_recorded_runs_were_trained_on(embedded_corpus):

@@ -138,9 +138,7 @@ def recognise(
             entries.append(entry)
     if not any(entry.kind in BRANCHES for entry in entries):
         some = ", ".join(name[:100] for name in list(weights)[:3])
-        raise UserError(
-            "the weights", f"no branch's among {len(weights)} tensors ({some}); rename them by --names FILE"
-        )
+        raise UserError(some, f"no branch's weights among {len(weights)} tensors; rename them by --names FILE")
 
     model = RecognisedModel({"encoder": 0, "decoder": 0}, config=config, updates=updates)
     for entry in entries:
