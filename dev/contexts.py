@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 
-from coverage.config import CoverageConfig
-
 from coverage import Coverage
+from coverage.config import CoverageConfig
 
 SETTINGS = "COVERAGE_PROCESS_CONFIG"
 
