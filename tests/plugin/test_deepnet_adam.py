@@ -77,6 +77,16 @@ def test_updates_equal_those_of_fairseqs_adam(eps):
     assert largest_difference(ours, draw_parameters()) > 0.1  # they have changed
 
 
+def test_an_optimiser_that_keeps_its_whole_state_is_not_sharded():
+    optimizer = build_optimiser("deepnet_adam", [nn.Parameter(torch.zeros(3))]).optimizer
+
+    is_sharded_alone = optimizer.is_sharded
+    optimizer.shard = object()  # as --zero-sharding os sets it
+
+    assert not is_sharded_alone
+    assert optimizer.is_sharded
+
+
 def test_the_norm_of_no_gradients_is_zero():
     optimizer = build_optimiser("deepnet_adam", [nn.Parameter(torch.zeros(3))])
 

@@ -274,3 +274,26 @@ def test_an_error_of_loading_alone_stays_as_it_is():
         fail_to_load_on_rank_0_of_2("Error(s) in loading state_dict for DeepTransformer")
 
     assert type(caught.value) is Exception
+
+
+# Where several tasks are srun's
+
+
+@pytest.mark.parametrize(
+    ("variables", "started_by_srun"),
+    [
+        ({}, False),
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "2"}, True),
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "1"}, False),  # one task launches its processes itself
+        ({"SLURM_STEP_NODELIST": "n1"}, False),
+        ({"SLURM_NTASKS": "2"}, False),  # within a job, but not by srun
+    ],
+    ids=str,
+)
+def test_several_tasks_of_srun_are_ranks_already(variables, started_by_srun, monkeypatch):
+    for name in ("SLURM_STEP_NODELIST", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert launch._started_by_srun() == started_by_srun

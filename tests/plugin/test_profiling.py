@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from deepnet_fairseq.core.profile import apply_omegas, profile_omegas, residuals
+from deepnet_fairseq.core.profile import apply_omegas, depths_and_widths, profile_omegas, residuals
 from deepnet_fairseq.plugin.admin_profile import Profile, measure_profile, read_profile
 from deepnet_fairseq.plugin.building import build
 
@@ -247,3 +247,13 @@ def test_every_rank_takes_the_profile_of_the_first(group, monkeypatch):
     profile = measure_profile(small(2, method="admin"), TRANSLATION_INPUT, seed=1)
 
     assert set(profile.omega.values()) == {7.0}
+
+
+def test_depths_and_widths_of_one_layer_are_those_of_its_stack():
+    model = small(1)
+
+    sizes = depths_and_widths(model)
+
+    assert sizes["encoder_layers"] == 1
+    assert sizes["encoder_width"] == model.encoder.embed_tokens.embedding_dim
+    assert sizes["decoder_ffn_width"] == model.decoder.layers[0].fc1.out_features

@@ -107,6 +107,20 @@ def test_a_resume_is_after_the_same_share_of_the_epoch(name):
 
 
 @pytest.mark.parametrize("name", RESUMES)
+def test_the_log_warns_of_a_resume_at_another_place(name, caplog):
+    """The places are compared by batches over all processes; nothing is said where they are the same."""
+    resume = RESUMES[name]
+    caplog.set_level("WARNING", datasets.log.name)
+
+    now = place_now(resume)
+
+    processes = resume.epoch.num_shards
+    saved_by = resume.saved.get(datasets.PROCESSES, processes)
+    is_elsewhere = now["iterations_in_epoch"] * processes != resume.saved["iterations_in_epoch"] * saved_by
+    assert bool(caplog.messages) == is_elsewhere
+
+
+@pytest.mark.parametrize("name", RESUMES)
 def test_after_a_resume_the_rest_of_the_epoch_has_an_update_and_ends(name):
     """fairseq's iterators take the converted place for theirs."""
     resume = RESUMES[name]

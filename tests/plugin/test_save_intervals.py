@@ -37,6 +37,7 @@ CHECKPOINTS_OF_13_UPDATES = {  # flags -> checkpoints; updates 4, 8 and 12 end a
     # the last one, and those whose update is divisible by 8
     "--save-interval-updates 2 --keep-interval-updates 1 --keep-interval-updates-pattern 8": {"_2_8", "_3_12"},
     # fairseq saves no update before that of --validate-after-updates
+    "--save-interval-updates 4 --validate-after-updates 4": {"_1_4", "_2_8", "_3_12"},
     "--save-interval-updates 4 --validate-after-updates 5": {"_2_8", "_3_12"},
     # only every second epoch is validated; saved are as many as without the flag
     "--save-interval-updates 4 --validate-interval 2": {"_1_4", "_2_8", "_3_12"},

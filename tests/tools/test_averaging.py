@@ -140,6 +140,12 @@ def test_a_score_that_is_not_a_number_is_not_among_the_best(run_folder, tmp_path
 
 # --epoch-weights
 
+
+def test_before_the_first_update_any_epoch_may_be_the_last():
+    """An epoch whose batches were all skipped has made no update, by which the last one could be predicted."""
+    assert epoch_weights.may_be_wanted("last:1", epoch=1, updates=0, max_epoch=0, max_update=9)
+
+
 EPOCHS = {"last:2": (2, 3), "2-2": (2,)}  # --epoch-weights -> epochs whose weights stay after three epochs
 
 

@@ -175,6 +175,25 @@ def finished_grid(tmp_path_factory) -> FinishedGrid:
     )
 
 
+def test_a_table_without_marks_has_no_note_on_them(finished_grid):
+    """The best rate, 1e-3, lies between the other two."""
+    assert "≤" not in finished_grid.table
+    assert "≥" not in finished_grid.table
+
+
+def test_a_best_rate_at_the_edge_of_the_grid_is_marked_and_explained(tmp_path, monkeypatch, capsys):
+    stand_ins = StandIns()
+    stand_ins.held_out_loss = loss_in_grid
+    stand_ins.install(monkeypatch)
+
+    # of seed 1 the higher rate has the lower loss, see LOSSES
+    main(compare_words(write_data(tmp_path), "--depths", "6", "--lrs", "1e-3,2e-3", "--seeds", "1"))
+
+    printed = capsys.readouterr().out
+    assert "≥ 2e-3" in printed
+    assert "≤, ≥:" in printed
+
+
 TRAININGS_OF_GRID = 2 * 2 * 3 * 2  # methods, depths, rates, seeds
 
 

@@ -154,6 +154,12 @@ def test_the_table_shows_the_numbers_of_the_json(json_plan, table):
     assert f"{json_plan['speed']['tokens_per_second']:,.0f}" in table
 
 
+def test_the_table_shows_the_rate_that_was_given(table):
+    [row] = [line for line in table.splitlines() if line.startswith("TFLOP/s of each")]
+
+    assert row.split()[-1] == str(TFLOPS)
+
+
 def test_the_seconds_of_an_update_are_its_operations_by_the_rate_of_all_gpus(json_plan):
     operations = json_plan["flops"]["step"]
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +20,7 @@ from deepnet_fairseq.study.run_folder import RunFolder
 from deepnet_fairseq.tools.reproduce import run
 from deepnet_fairseq.tools.reproduce.commands import Setting
 from deepnet_fairseq.tools.reproduce.corpus import Step, corpus
-from deepnet_fairseq.tools.reproduce.hardware import hardware
+from deepnet_fairseq.tools.reproduce.hardware import ASSUMED_MEMORY, hardware, smallest_memory
 from deepnet_fairseq.tools.reproduce.slurm import job
 from deepnet_fairseq.tools.reproduce.words import differing_flag, format_number
 
@@ -260,6 +262,43 @@ def test_a_number_out_of_its_range_is_refused(flag, capsys):
 def test_scripts_take_their_settings_from_variables_and_not_from_flags():
     """scripts/*.sh call `deepnet reproduce NAME --variables`, which reads SMOKE=1; flags are then fairseq-train's."""
     assert_refused("--smoke", "reproduce", "table1", "--variables", "--smoke")
+
+
+# hardware
+
+
+@pytest.mark.parametrize(
+    ("sizes", "status", "gib"),
+    [
+        pytest.param("81559 24576", 0, 24.0, id="the smaller of two"),
+        pytest.param("[N/A] 24576", 0, 24.0, id="a GPU that does not tell"),
+        pytest.param("0 24576", 0, 24.0, id="a GPU that says 0"),
+        pytest.param("24576", 9, ASSUMED_MEMORY, id="a driver that fails"),
+    ],
+)
+def test_the_memory_is_that_of_the_smallest_gpu(sizes, status, gib, tmp_path, monkeypatch):
+    """sizes: in MiB, as nvidia-smi prints them."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' {shlex.quote(sizes)} | tr ' ' '\\n'\nexit {status}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    assert smallest_memory() == gib
+
+
+def test_a_batch_of_another_size_than_the_papers_is_told(tmp_path, capsys):
+    """With as many tokens as the paper's nothing is said."""
+    experiment = experiments.with_choices(experiments.read_experiment("table1"), methods=["deepnorm"], depths=["6"])
+    machine = hardware(papers_gpus=8, only_printed=True)
+    setting = Setting(experiment, machine, corpus(experiment, tmp_path), tmp_path)
+    run.warn_of_other_batches(setting)
+    told_of_the_papers = capsys.readouterr().err
+
+    run.warn_of_other_batches(replace(setting, extra=["--update-freq", "1000"]))
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told_of_the_papers == ""
+    assert "deepnorm-6-seed1" in line
 
 
 # memory
