@@ -94,14 +94,14 @@ class Record:
     def of(self, mutant: Mutant) -> list[str]:
         """Return the names of the test functions that run a mutant's line, those first that run the fewest lines.
 
-        For a line that runs at import alone, they are those that run any line of its file. Names are without
+        For a line that runs at import, they are those that run any line of its file. Names are without
         parameters, so that all cases of a function run: parameters with brackets or line ends make a name that pytest
         does not find.
         """
         tests_by_line = self.tests[mutant.path]
         cases = tests_by_line[mutant.line]
-        if not cases and mutant.line in self.at_import[mutant.path]:
-            cases = set().union(*tests_by_line.values())
+        if mutant.line in self.at_import[mutant.path]:
+            cases = cases.union(*tests_by_line.values())
         by_lines = sorted(cases, key=lambda case: (self.lines[case], case))
         return list(dict.fromkeys(case.partition("[")[0] for case in by_lines))
 
