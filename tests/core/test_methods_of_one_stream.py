@@ -455,7 +455,8 @@ def test_gpt_2s_initialisation_leaves_other_matrices_as_they_are(role):
     assert gain_in_every_layer(method, "encoder", role) == pytest.approx(1)
 
 
-def test_pre_ln_leaves_last_matrices_as_they_are_by_default():
+def test_pre_ln_leaves_the_last_matrix_of_a_branch_as_it_is_by_default():
+    """Without the option scaled_init, which divides fc2 and the projection of attentions."""
     method = get_method("pre_ln")(6, 6)
 
     assert gain_in_every_layer(method, "encoder", "fc2") == 1

@@ -165,12 +165,16 @@ def test_the_rate_warms_up_stays_and_falls_to_zero(symbols):
     """Of 500 updates 40 are the warm-up, 322 (70% of the others) hold the rate, and the last 138 let it fall."""
     rates = [symbols.rate_at(update, peak=1.0, warmup=40, updates=500) for update in range(1, 501)]
 
-    assert rates[0] == 1 / 40
-    assert is_rising(rates[:40])
-    assert rates[39 : 40 + 322] == [1.0] * 323  # with the last of the warm-up
-    assert rates[362] == 1.0  # the fall begins at the peak
-    assert is_falling(rates[362:])
-    assert rates[499] == pytest.approx(1 / 138)
+    warm_up = rates[:40]
+    held = rates[40:362]
+    fall = rates[362:]
+    assert warm_up[0] == 1 / 40
+    assert is_rising(warm_up)
+    assert warm_up[-1] == 1.0
+    assert held == [1.0] * 322
+    assert fall[0] == 1.0  # 138/138
+    assert is_falling(fall)
+    assert fall[-1] == pytest.approx(1 / 138)  # the update after it would have zero
 
 
 @pytest.fixture

@@ -128,7 +128,10 @@ def test_translations_of_other_sentences_are_refused(sentences, baseline, tmp_pa
 
 
 def test_systems_without_a_common_direction_are_refused(baseline, tmp_path):
-    """The test set of the baseline, a bilingual run, has no name; that of the other is de-en of "test"."""
+    """Both translate de-en, but a direction is common only within test sets of one name.
+
+    That of the baseline, generated.txt, has no name; the other, a file SRC-TGT.txt, is of the set "test".
+    """
     multilingual = tmp_path / "multilingual"
     write_generated(multilingual / "de-en.txt", REFERENCES, REFERENCES)
 

@@ -14,6 +14,7 @@ import sys
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -25,6 +26,7 @@ from deepnet_fairseq.tools import compare
 
 from ..support.errors import assert_refused, refusal
 from ..support.experiments import until
+from ..support.helpers import USER_DIR
 
 # Program that stands for fairseq-train: it writes a log of five lines, which cover a minute, and two checkpoints.
 # Arguments: validation loss, last line of the log, exit status, and the folder of the checkpoints, "" to save none.
@@ -86,6 +88,16 @@ class StandIns:
         """Let `deepnet compare` start the stand-ins, and look every 0.01 s whether they have ended."""
         monkeypatch.setattr(compare, "fairseq_command", self.command)
         monkeypatch.setattr(runner, "POLL", 0.01)
+
+
+@pytest.mark.parametrize("own_methods", [None, "own"])
+def test_trainings_read_this_package_as_their_user_dir(own_methods):
+    """fairseq imports one --user-dir alone; methods of the user's are imported before it starts."""
+    grid = SimpleNamespace(data="data", user_dir=own_methods)
+
+    command = compare.fairseq_command(grid, "train", ["--cpu"])
+
+    assert command[command.index("--user-dir") + 1] == USER_DIR
 
 
 @pytest.fixture

@@ -543,6 +543,29 @@ def test_a_line_is_answered_before_the_next_is_written(served):
     assert process.wait(60) == 0
 
 
+def test_an_unseen_character_in_a_pipe_is_told_at_once_and_counted_at_the_end(served):
+    """A stream may have no end, so the first warning comes while it is open."""
+    process = start_translate(served, stderr=subprocess.PIPE, text=True, bufsize=1)
+    told: queue.Queue = queue.Queue()  # warnings, as they come
+
+    def read_warnings() -> None:
+        for line in process.stderr:
+            if "WARNING" in line:
+                told.put(line)
+
+    threading.Thread(target=read_warnings, daemon=True).start()
+
+    process.stdin.write("été ж\n")
+    first = told.get(timeout=60)
+    process.stdin.write("語\n")
+    process.stdin.close()
+    last = told.get(timeout=60)
+
+    assert "1 of 1" in first
+    assert "2 of 2" in last
+    assert process.wait(60) == 0
+
+
 def test_lines_that_wait_in_a_pipe_are_read_together():
     """5,001 lines come in less than 20 chunks of at most 1,000 lines, and none is lost.
 
