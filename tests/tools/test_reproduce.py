@@ -393,6 +393,24 @@ def test_a_row_that_another_process_works_on_is_left_as_it_is(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
+def test_a_row_that_was_begun_with_another_flag_is_refused_before_anything_runs(tmp_path):
+    """Its file `command` has the flags of the training that is there."""
+    experiment = experiments.with_choices(experiments.read_experiment("table1"), methods=["pre_ln"], depths=["6"])
+    machine = hardware(papers_gpus=8, only_printed=True)
+    setting = Setting(experiment, machine, corpus(experiment, tmp_path), tmp_path)
+    (row,) = setting.rows()
+    folder = setting.folder(row)
+    folder.mkdir(parents=True)
+    words = ["fairseq-train", *setting.training(row), "--clip-norm", "7"]
+    (folder / "command").write_text(shlex.join(words), encoding="utf-8")
+
+    with refused(folder) as caught:
+        run.Work(setting).run()
+
+    assert "--clip-norm" in caught.value.way_out
+    assert [path.name for path in folder.iterdir()] == ["command"]
+
+
 # what is printed
 
 
