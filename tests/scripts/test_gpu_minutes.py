@@ -194,11 +194,11 @@ def test_a_broken_line_of_records_is_named_with_its_file(tmp_path):
     [
         (["--only", "equall"], "equall"),  # no part
         (["--collect", "none.jsonl"], "none.jsonl"),
-        (["--minutes", "9", "--folder", "/none"], "/none"),  # nothing was prepared there
+        (["--minutes", "9", "--folder", "/none"], "/none"),  # without the text of --prepare
     ],
 )
-def test_a_mistake_in_a_flag_is_named_in_one_line(flags, wrong, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # without a GPU the list would end before
+def test_a_mistake_in_a_flag_is_named_in_one_line(flags, wrong, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # a missing GPU would be named first
 
     with pytest.raises(SystemExit) as ended:
         main(flags)
