@@ -18,7 +18,7 @@ from deepnet_fairseq.core.slots import Site, Weight
 from deepnet_fairseq.plugin.building import build
 from deepnet_fairseq.plugin.optimisers.papers import TFixupSchedule, TFixupScheduleConfig
 
-from ..support.single_stacks import inputs, loss_of, scores, small
+from ..support.single_stacks import embedding, inputs, loss_of, scores, small
 
 WIDTH = 512
 FFN_WIDTH = 2048
@@ -487,11 +487,6 @@ def test_branchnorms_factor_rises_with_the_number_of_the_update(updates_done, fa
 # Methods whose branches give zero at first, by last matrices (R-Fixup) or factors (ReZero) of zero
 
 
-def embedded(stack, tokens):
-    """Compute what the first layer of a stack reads."""
-    return stack.embed(tokens, stack.positions(tokens))[0]
-
-
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 @pytest.mark.parametrize("method", ["r_fixup", "rezero"])
 def test_a_decoder_of_silent_branches_scores_words_by_the_last_embedding(method, kind):
@@ -503,7 +498,7 @@ def test_a_decoder_of_silent_branches_scores_words_by_the_last_embedding(method,
     actual = scores(model, *given)
 
     with torch.no_grad():
-        expected = embedded(model.decoder, decoder_tokens) @ model.decoder.embed_tokens.weight.T
+        expected = embedding(model.decoder, decoder_tokens) @ model.decoder.embed_tokens.weight.T
     assert torch.allclose(actual, expected, atol=1e-5)
 
 
@@ -515,7 +510,7 @@ def test_an_encoder_of_silent_branches_returns_its_embeddings(method):
 
     with torch.no_grad():
         encoded = model.encoder(src)["encoder_out"][0].transpose(0, 1)  # (B, S, C)
-        expected = embedded(model.encoder, src)
+        expected = embedding(model.encoder, src)
 
     assert torch.allclose(encoded[row], expected[row], atol=1e-6)
 

@@ -19,7 +19,7 @@ from deepnet_fairseq.core.slots import Site
 
 from ..support import observing
 from ..support.single_stacks import EVERY_KIND as EVERY_KIND
-from ..support.single_stacks import batch, inputs, noisy_model, scores, small
+from ..support.single_stacks import batch, embedding, inputs, noisy_model, scores, small
 
 
 def gradients(model, loss) -> dict[str, torch.Tensor]:
@@ -27,11 +27,6 @@ def gradients(model, loss) -> dict[str, torch.Tensor]:
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     return {name: gradient for name, gradient in zip(trained, grads, strict=True) if gradient is not None}
-
-
-def embedding(decoder, tokens):
-    """Compute the embeddings of tokens (B, T) and their positions, (B, T, C)."""
-    return decoder.embed(tokens, decoder.positions(tokens))[0]
 
 
 def branch(layer, sublayer, x):

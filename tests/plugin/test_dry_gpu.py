@@ -18,6 +18,7 @@ from deepnet_fairseq.tools.plan.needs import flops
 from deepnet_fairseq.tools.plan.setting import parse_setting
 
 from ..support import fake_graphs
+from ..support.own_methods import smoke_unless_deepnorm
 
 BATCH = Shape(rows=8, source=11, target=9)
 OURS = ("--optimizer", "deepnet_adam")
@@ -96,11 +97,6 @@ def test_the_plan_counts_the_launches_of_an_update(default_update):
     planned = flops(parse_setting([*tiny_model(2), *DEFAULT, "--vocab", "100"])).launches
 
     assert planned == pytest.approx(default_update.launches("forward", "backward"), rel=0.1)
-
-
-def smoke_unless_deepnorm(method: str):
-    """Return a method as a test's parameter: the default suite runs deepnorm alone, the smoke tests the others."""
-    return method if method == "deepnorm" else pytest.param(method, marks=pytest.mark.smoke)
 
 
 @pytest.mark.parametrize("method", [smoke_unless_deepnorm(method) for method in EVERY_METHOD])

@@ -13,6 +13,7 @@ from ..conftest import TRAIN_FLAGS
 from ..support.diverging import weights
 from ..support.helpers import run
 from ..support.logs import TRANSLATE, hypotheses, losses
+from ..support.own_methods import smoke_unless_deepnorm
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
 TEST_SENTENCES = 20
@@ -23,11 +24,6 @@ KEPT_NAMES = (".omega", ".weights.weight", ".shift", ".a")  # ends of the names 
 def flags_of(method: str) -> tuple[str, ...]:
     """Return the flags of a method, with those that it needs, such as a profile of the model."""
     return ("--method", method, *get_method(method).train_flags)
-
-
-def smoke_unless_deepnorm(method: str):
-    """Return a method as a test's parameter: the default suite runs deepnorm alone, CI's smoke tests the others."""
-    return method if method == "deepnorm" else pytest.param(method, marks=pytest.mark.smoke)
 
 
 @pytest.mark.parametrize("method", [smoke_unless_deepnorm(method) for method in sorted(METHODS)])

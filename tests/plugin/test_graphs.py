@@ -30,6 +30,7 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..support.errors import refused
 from ..support.lm_trainings import FLAGS, KINDS, make_text
+from ..support.own_methods import smoke_unless_deepnorm
 from ..support.recorded_graph import RecordedDevice
 
 SMALL_TRANSLATOR = (
@@ -46,11 +47,6 @@ ROUNDING_OF_NORMS = 1e-3  # the same for the norm of the gradients, relative
 SMALL_SCALE = "--fp16-init-scale=16"  # nothing overflows
 OVERFLOWING_SCALE = f"--fp16-init-scale={2**22}"  # the first updates overflow, are skipped, and halve it
 CHUNKED = "--criterion=chunked_label_smoothed_cross_entropy"
-
-
-def smoke_unless_deepnorm(method: str):
-    """Return a method as a test's parameter: the default suite runs deepnorm alone, the smoke tests the others."""
-    return method if method == "deepnorm" else pytest.param(method, marks=pytest.mark.smoke)
 
 
 def smoke(flags: tuple[str, ...]):

@@ -158,3 +158,8 @@ def stock(kind: str, layers: int = 2, pre_norm: bool = False, **fields):
     STOCK[kind].set_defaults(cfg)
     cfg.decoder_normalize_before = pre_norm  # base_lm_architecture sets True in any case
     return STOCK[kind].model.build_model(cfg, blank_task(VOCAB)).eval()
+
+
+def embedding(stack, tokens):
+    """Compute what the first layer of a stack reads: embeddings of tokens (B, T) with their positions, (B, T, C)."""
+    return stack.embed(tokens, stack.positions(tokens))[0]
