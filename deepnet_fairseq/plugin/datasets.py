@@ -127,7 +127,7 @@ def keep_last_batch(batch_by_size, indices, *args, **kwargs):
 def number_of_batches(iterator) -> int | None:
     """Return the number of batches of an epoch, over all processes; None if fairseq's iterator does not know it.
 
-    An iterator that streams its data, or another subclass of fairseq's, has no list of all batches.
+    Its iterators that stream the data, or take batches in groups, have no single list of all batches.
     """
     return len(iterator.frozen_batches) if type(iterator) is iterators.EpochBatchIterator else None
 

@@ -50,8 +50,8 @@ class TrainingProbes:
         self.iterator: Any = None
         self.update = 0  # number of updates made before the one that is, or was last, observed
         self._opened = False  # whether _open was called
-        # update whose row was written last; fairseq repeats a step whose numbers are not finite, to report on them, and
-        # that step must not be observed again
+        # update whose row was written last; fairseq repeats a step that has failed after that, as when gradients differ
+        # between processes, to report on it, and the repetition must not be observed
         self._last_written: int | None = None
 
     def before_batch(self, update: int, dummy: bool = False) -> None:

@@ -28,8 +28,8 @@ class Stopped(Exception):
 class Signals:
     """The signals to this process that one training has noted since it began to watch.
 
-    any_process_signalled: whether any process of the training has got a signal, set by DeepTrainer with the logs of
-    each update, which all processes sum up anyway; None if no update has told it since the last check.
+    any_process_signalled: whether any process of the training has got a signal; set by DeepTrainer whenever all
+    processes sum their logs, None if they have not done so since the last check.
     """
 
     def __init__(self):
@@ -76,8 +76,8 @@ class Signals:
     def raise_if_signalled(self, device: torch.device) -> None:
         """Raise Stopped if any process of the training has got a signal; all of them must call this together.
 
-        device: the trainer's. The first call after an update takes what that update has told, any_process_signalled;
-        any other call, as between batches of a validation, asks the processes by a collective.
+        device: the trainer's. Processes sum their logs in an update and after a batch of a validation; the first call
+        after that reads any_process_signalled. Any other call asks the processes by a collective.
         """
         signalled = self.any_process_signalled
         self.any_process_signalled = None  # holds for one call

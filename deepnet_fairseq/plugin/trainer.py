@@ -71,7 +71,7 @@ class DeepTrainer(Trainer):
 
     @property
     def model(self):
-        """The model to train, wrapped in DistributedDataParallel at the first call if there are several processes."""
+        """The model to train, wrapped by --ddp-backend at the first call if there are several processes."""
         if self._wrapped_model is None:
             self._wrapped_model = self._wrap_for_processes(self._model)
         return self._wrapped_model
@@ -87,9 +87,9 @@ class DeepTrainer(Trainer):
     def _wrap_for_processes(self, module: torch.nn.Module) -> Any:
         """Wrap a module so that its gradients are averaged over the processes, by --ddp-backend; also on CPUs.
 
-        A training of one process gets the module itself. fairseq's wrapper for DistributedDataParallel with a
-        heartbeat thread is left out: it kills the process silently where a collective waits longer than
-        --heartbeat-timeout. Without it the collective raises an error.
+        A training of one process gets the module itself. fairseq's DistributedTimeoutWrapper is left out, which
+        interrupts a process that begins no forward pass for --heartbeat-timeout seconds. Without it a collective that
+        waits as long raises an error.
         """
         cfg = self.cfg.distributed_training
         group = self.data_parallel_process_group
@@ -122,15 +122,15 @@ class DeepTrainer(Trainer):
     def _build_optimizer(self):
         """Build the optimiser and the learning rate's schedule; fairseq calls this, and again when it resumes.
 
-        It replaces fairseq's method with two differences. In half precision the optimiser is one of half_precision.py.
-        Under --zero-sharding os the optimiser shards its state itself, since fairseq's sharding needs fairscale.
+        It replaces fairseq's method. In half precision the optimiser is one of half_precision.py. Under --zero-sharding
+        os the optimiser shards its state itself, since fairseq's sharding needs fairscale.
         """
         cfg = self.cfg
         common = self.cfg.common
         named = [*self.model.named_parameters(), *self.criterion.named_parameters()]
         params = [parameter for _, parameter in named if parameter.requires_grad]
         if cfg.optimization.debug_param_names and common.fp16_no_flatten_grads:
-            # fairseq prints these names beside the statistics of gradients that are not finite
+            # after an overflow fairseq logs the names of the parameters whose gradients are not finite
             self.param_names = [name for name, parameter in named if parameter.requires_grad]
 
         half_precision.warn_on_cpu(self)
@@ -174,8 +174,8 @@ class DeepTrainer(Trainer):
     def go_to_saved_place(self, iterator) -> dict:
         """Move an iterator to the batch at which the loaded checkpoint was saved; return the iterator's new state.
 
-        iterator: fairseq's EpochBatchIterator over the checkpoint's epoch, made by the present flags. With other
-        batches than before the batch is the one that datasets.converted_place chooses.
+        iterator: fairseq's EpochBatchIterator over the checkpoint's epoch, made by the present flags. If these make
+        other batches than before, datasets.converted_place chooses the batch.
         """
         cfg = self.cfg.optimization
         saved_place = self.run.saved_place
@@ -249,9 +249,9 @@ class DeepTrainer(Trainer):
         """Clip the gradients to the norm clip_norm (0: not at all), and return their norm before that.
 
         The modules of some methods are clipped by a norm of their own first (papers.clip_apart); the probes see the
-        gradients after that. Raises Diverged, on all processes, if the norm is not finite, or if fp16 gradients
-        overflow and the loss scale cannot be lowered. Any other overflow skips the update: under --fp16 fairseq raises
-        OverflowError for that, under --amp the scaler does it.
+        gradients after that. Raises Diverged, on all processes, if the norm is not finite. With a loss scale that is an
+        overflow, which skips the update (under --fp16 fairseq raises OverflowError for that, under --amp the scaler
+        does it), and Diverged is raised once the scale cannot be lowered any more.
         """
         papers.clip_apart(self)
         try:
@@ -273,8 +273,8 @@ class DeepTrainer(Trainer):
         try:
             self.probes.see_gradients(half_precision.gradient_scale(self.optimizer))
             norm = super().clip_grad_norm(clip_norm)
-            # under --amp an update is skipped if the norm is not finite; in float32 that is a divergence, whose values
-            # are written
+            # under --amp an update is skipped if the norm is not finite; else that is a divergence, whose values are
+            # written
             is_made = not self.cfg.common.amp or bool(torch.isfinite(norm))
             return norm
         finally:

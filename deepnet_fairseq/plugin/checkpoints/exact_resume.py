@@ -44,7 +44,7 @@ def restore_averages(state: dict) -> None:
     metrics.load_state_dict(state)
     for meter in metrics.get_meters("default").values():
         if isinstance(meter, meters.TimeMeter):
-            meter.reset()  # as fairseq does when it restores them within an epoch
+            meter.reset()  # it began in the process that has saved it
 
 
 def log_averages(trainer, epoch: int, values: dict[str, float]) -> None:

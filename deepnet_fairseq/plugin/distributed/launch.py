@@ -52,8 +52,9 @@ def flush_denormals() -> None:
 def call_main(original, cfg, main, prepare, **kwargs):
     """Run a fairseq program's `main(cfg, **kwargs)` in as many processes as its config asks for; return None.
 
-    A training of one process, and each process that torchrun or srun has started, runs `main` in this process.
-    Otherwise this process starts one process for each rank of this machine, each of which runs `main`.
+    A training of one process runs `main` in this process; so does each process that torchrun has started, or srun with
+    several tasks a machine. Otherwise this process starts one process for each rank of this machine, each of which runs
+    `main`.
 
     original: fairseq's call_main, which runs `main` in this process; cfg: fairseq's whole config; prepare: called as
     prepare(main) first in each process that is started here, to make the changes to fairseq that register() has made
@@ -247,8 +248,8 @@ def _lost_process_as_user_error(cfg):
     """Raise a UserError in place of an error in the context that tells of the loss of another process.
 
     An error of the network among its causes tells of that. Other errors, those of a training of one process, and those
-    that have a UserError among their causes are raised as they are. At the end of the context, with or without an
-    error, the process group is left. cfg: fairseq's whole config.
+    that user_error_line explains are raised as they are. At the end of the context, with or without an error, the
+    process group is left if that is safe. cfg: fairseq's whole config.
     """
     try:
         yield

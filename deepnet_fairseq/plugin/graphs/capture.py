@@ -90,8 +90,8 @@ class CudaGraph:
         CUDA is unusable after a failure, because torch's allocator and the stream stay in the state of a capture
         (CUDAGraph.cpp, reset).
         """
-        # torch calls gc.collect() before each capture, which takes 0.4 s with fairseq's many objects; frozen ones are
-        # skipped
+        # older releases of torch call gc.collect() before each capture, newer ones if TORCH_CUDAGRAPH_GC asks for it;
+        # it takes 0.4 s with fairseq's many objects, but skips frozen ones
         gc.freeze()
         try:
             # "thread_local": allocations of other threads do not break the capture; fairseq has a thread that pins the

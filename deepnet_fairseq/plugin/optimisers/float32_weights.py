@@ -83,6 +83,6 @@ def load_weights(optimizer, state_dict: dict) -> None:
         optimizer.load_float32_weights(saved)
     else:
         with torch.no_grad():
-            own = weights(optimizer)  # the optimiser's own memory: views of its flat tensor
+            own = weights(optimizer)  # the optimiser's own memory, not copies
             loaded = [value.to(target.device) for target, value in zip(own, saved, strict=True)]
             torch._foreach_copy_(own, loaded)

@@ -30,7 +30,7 @@ ON_CPU = {
 
 
 def warn_on_cpu(trainer) -> None:
-    """Log a warning, once for each trainer, if it trains in half precision on a CPU, where that is seldom faster."""
+    """Log a warning, once for each trainer, if it trains with --fp16 or --amp on a CPU, where that is seldom faster."""
     flag = "--fp16" if trainer.cfg.common.fp16 else "--amp"
     if _is_half_on_cpu(trainer) and flag not in trainer._warn_once and agreement.is_first():
         trainer._warn_once.add(flag)  # a resume builds the optimiser again
