@@ -24,6 +24,7 @@ def import_user_dir(folder: str | Path) -> None:
     files = [package] if package.is_file() else sorted(path.glob("*.py"))
     if not files:
         raise UserError(f"--user-dir {folder}", "no folder with Python files")
+
     for file in files:
         name = path.name if file == package else file.stem
         if name in sys.modules:
@@ -32,6 +33,7 @@ def import_user_dir(folder: str | Path) -> None:
                     f"--user-dir {folder}", f"a module of the name {name} is imported already; rename {file}"
                 )
             continue
+
         package_folders = [str(path)] if file == package else None  # where its submodules are; None for a module
         spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=package_folders)
         assert spec is not None and spec.loader is not None

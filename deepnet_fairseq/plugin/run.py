@@ -417,7 +417,7 @@ class Run:
         late_enough = updates >= trainer.cfg.dataset.validate_after_updates  # fairseq saves no update before this one
         if batches.end_of_epoch() and due_by_updates and late_enough:
             # Tell fairseq that the epoch has not ended, so that it saves under the name checkpoint_EPOCH_UPDATES.
-            # `write` copies the file to the epoch's name, if the epoch is to be saved too, before fairseq removes old
+            # `write` gives the file the epoch's name too, if the epoch is to be saved, before fairseq removes old
             # checkpoints.
             if not cfg.no_epoch_checkpoints and batches.epoch % cfg.save_interval == 0:
                 name = f"checkpoint{batches.epoch}{trainer.checkpoint_suffix}.pt"
@@ -431,7 +431,7 @@ class Run:
             self._weights_file = None
 
     def write(self, filename: str, extra_state: dict) -> str | None:
-        """Write a checkpoint, whole or not at all; then a copy and a file of weights, if _save_by_flags asks for them.
+        """Write a checkpoint, whole or not at all; add a second name and a file of weights if _save_by_flags says so.
 
         filename: its path; extra_state: the one that fairseq has made for it. Return the path as an absolute one.
         Raises SaveError if it cannot be written. For crash.pt, which fairseq writes while it handles another error,

@@ -212,9 +212,9 @@ class GraphedStep:
         return True
 
     def _set_scale(self, dummy: bool) -> None:
-        """Set `scale`, by which the graph multiplies the loss: fairseq's loss scale, 0 for a dummy batch.
+        """Set `scale`, by which the graph multiplies the loss.
 
-        The loss scale is 1 without one, as in float32 and with --bf16.
+        It is fairseq's loss scale; 0 for a dummy batch; 1 in float32 and with --bf16, which have no loss scale.
         """
         if dummy:
             self.scale.zero_()
@@ -405,6 +405,7 @@ class GraphedStep:
         cost = BYTES_AN_OPERATOR * self.operators  # bytes that the next graph is expected to take
         largest_first = self.pending_shapes[(-shapes.positions(self.pending_shapes)).argsort(kind="stable")]
         left_out = 0
+
         for planned in largest_first:
             shape = tuple(int(length) for length in planned)
             if shape in self.captured:  # by _compare
@@ -419,6 +420,7 @@ class GraphedStep:
             cost = (memory.free - after.free) - (after.reserved - memory.reserved)
             memory = after
         self.pending_shapes = self.pending_shapes[:0]
+
         taken = self.memory_before.free - memory.free
         seconds = time.perf_counter() - start
         padding = shapes.padding_share(self.epoch_shapes, self.captured_shapes)

@@ -499,8 +499,8 @@ class DeepnetAdam(FairseqAdam):
     """Adam under fairseq's interface; in half precision it is the fp32_optimizer of a HalfPrecisionOptimizer."""
 
     half_precision = HalfPrecisionOptimizer  # half_precision.build_optimizer reads this name
-    # The parameters with the gradients of which `norm` returns the norm; None: those that Adam updates. Set by
-    # HalfPrecisionOptimizer under ZeRO, where Adam has the float32 gradients of this process's share alone.
+    # The parameters whose gradients `norm` measures, None for those that Adam updates. HalfPrecisionOptimizer sets it
+    # under ZeRO, where Adam has the float32 gradients of this process's share alone.
     norm_parameters: list[nn.Parameter] | None = None
     # Whether clip_grad_norm returns the norm on the CPU, for a caller that compares it: the copy waits for the device
     # once, but each comparison of a norm on the device would wait.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Keys that this module adds to the state of an optimiser for half precision: of the list that `weights` returns, and of
-# the dict that _counts returns. fairseq saves the loss scale itself, under "loss_scale".
-WEIGHTS, SCALER = "fp32_params", "loss_scaler"
+# keys that this module adds to the state of an optimiser for half precision
+WEIGHTS = "fp32_params"  # of the list that `weights` returns
+SCALER = "loss_scaler"  # of the dict that _counts returns; fairseq saves the loss scale itself, under "loss_scale"
 
 
 def weights(optimizer) -> list[Tensor]:
