@@ -18,7 +18,7 @@ from ..core.methods import METHODS, get_method
 from ..errors import UserError
 
 Flags = dict[str, Any]  # of fairseq-train: name without dashes -> value; True for a switch
-NOT_GIVEN = "not given"  # value by which a file drops a flag that it would take over from the experiment it is `like`
+NOT_GIVEN = "not given"  # value by which a table of a file drops a flag that another table or `like` would set
 SMOKE_STUCK = 200  # updates: value of --stop-stuck in a miniature
 SMOKE_AVERAGE = 2  # checkpoints that a miniature averages
 SMOKE_VOCABULARY = 500  # pieces
@@ -277,7 +277,7 @@ class Experiment:
         update.
         """
         update_tokens = tokens * count
-        max_tokens = self.choice.tokens or tokens  # of a batch of one process; 0 chooses none
+        max_tokens = self.choice.tokens or tokens  # of a batch of one process
         step_tokens = world * max_tokens  # of one batch in every process
         if update_tokens % step_tokens:
             if self.choice.tokens is None:

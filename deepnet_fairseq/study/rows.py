@@ -88,7 +88,7 @@ class ByLayers(Experiment):
     def _memory_layers(self, layers: Mapping[str, int]) -> int:
         """Return Row.layers, the model's size as the number of layers of width 512 that need as much memory.
 
-        layers: as of `layers`. The file's corpus_size.layer tells how many of width 512 a layer is worth.
+        layers: what `layers` returns. The file's corpus_size.layer tells how many of width 512 a layer is worth.
         """
         return sum(layers.values()) * self["corpus_size"].get("layer", 1)
 
@@ -110,8 +110,8 @@ class ByLayers(Experiment):
         if self.smoke_table is not None:
             flags |= self._miniature_flags()
         batch = self._paper_batch(depth, row_table)
-        has_own_batch = self.smoke_table is None or "batch" in row_table  # other miniatures have that of SMOKE
-        if batch is not None and has_own_batch:
+        uses_batch_of_file = self.smoke_table is None or "batch" in row_table  # other miniatures have that of SMOKE
+        if batch is not None and uses_batch_of_file:
             flags |= self._batch_flags(*batch, world)
 
         # length and checkpoints

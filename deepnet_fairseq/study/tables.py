@@ -281,7 +281,7 @@ def _row_of(table: Table, run: RecordedRun) -> tuple[tuple, str]:
 
 
 def score_of(table: Table, run: RecordedRun) -> dict:
-    """Return the content of score.json if all of it was scored, else {}.
+    """Return the content of score.json if the training is over and no direction lacks a score, else {}.
 
     Raises a UserError for a score.json that has no number for any column of the table.
     """
@@ -508,7 +508,7 @@ def _rows_of_runs(report: TableReport, start_of_links: Path) -> list[list[str]]:
 
 
 def _tokenised(table: Table) -> bool:
-    """Tell whether the published BLEU is tokenised; the page then shows sacreBLEU too, which compares with others.
+    """Tell whether the published BLEU is tokenised; the page then shows sacreBLEU too.
 
     Tokenised BLEU depends on the tokenisation of the corpus, sacreBLEU does not.
     """
