@@ -214,7 +214,7 @@ def test_the_card_of_a_decoder_alone_has_no_coefficients_of_an_encoder(capsys):
 
 
 def test_the_card_of_deepnorm_says_that_it_exports_as_a_plain_transformer(capsys):
-    """alpha and beta are multiplied into weights."""
+    """Weights take over alpha; beta is in the initialisation alone."""
     assert printed_card(capsys, "deepnorm")["export"].startswith("plain ")
 
 

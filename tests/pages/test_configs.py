@@ -17,7 +17,10 @@ from ..support.helpers import ROOT
 
 
 class Row(NamedTuple):
-    """An experiment of `deepnet reproduce`, and the choices that leave one row of it (or rows with the same flags)."""
+    """An experiment of `deepnet reproduce`, and the choices that leave one row of it, or rows of several seeds.
+
+    Figure 7 offers no such choices; training_of takes one of its rows.
+    """
 
     experiment: str
     choices: dict[str, list]

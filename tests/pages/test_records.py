@@ -323,7 +323,7 @@ def test_pictures_of_results_are_small(results_anew):
     assert len(pictures) > 1
     for picture in pictures:
         size = picture.stat().st_size
-        assert size > 3_000, picture  # bytes; an empty plot has fewer
+        assert size > 3_000, picture  # bytes
         assert size < 60_000, picture
 
 

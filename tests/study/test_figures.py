@@ -24,7 +24,7 @@ from ..support.recorded import losses_falling_to, write_figure_run, write_runs_o
 
 
 def assert_is_picture(path):
-    """Check that a PNG has at least 400 x 300 pixels, and less than 100 kB."""
+    """Check that a PNG has more than 400 x 300 pixels, and less than 100 kB."""
     height, width, _channels = matplotlib.image.imread(path).shape
     assert height > 300
     assert width > 400

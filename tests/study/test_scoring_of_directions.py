@@ -1,7 +1,7 @@
 """Tests of `deepnet score` of many directions: means over directions and test sets, directions that are missing.
 
-A direction is a pair of languages, "de-en"; each has an output of fairseq-generate, in a folder of the run that is
-named by the test set, or by "generated" if that is "test".
+A direction is a pair of languages, "de-en"; each has an output of fairseq-generate, in a folder that is named by the
+test set. Those of the set "test" may also be in the run's folder "generated".
 """
 
 import re

@@ -32,7 +32,7 @@ SCORE = r"(?P<score>\d+\.\d+)"
 INTERVAL = r" \((?P<mean>\d+\.\d+) ± (?P<ci>\d+\.\d+)\)"
 P = r" \(p = (?P<p>\d\.\d+)\)"
 CELL = re.compile(f"{SCORE}(?:{INTERVAL})?(?:{P})?")
-DECIMALS = 1e-4  # that the command prints
+TOLERANCE = 1e-4  # the command prints p with four decimals
 
 SYSTEMS = {  # name -> translations of REFERENCES; "equal" has as many wrong words as the baseline, but others
     "baseline": with_wrong_words(REFERENCES, rate=0.3, seed=1),
@@ -80,15 +80,15 @@ def test_numbers_are_those_of_the_sacrebleu_command(column, metric, rank, compar
     ours = compared.ours.results[metric][rank]
 
     peer = cells[column]
-    assert ours.score == pytest.approx(float(peer["score"]), abs=DECIMALS)
-    assert ours.mean == pytest.approx(float(peer["mean"]), abs=DECIMALS)
-    assert ours.ci == pytest.approx(float(peer["ci"]), abs=DECIMALS)
+    assert ours.score == pytest.approx(float(peer["score"]), abs=TOLERANCE)
+    assert ours.mean == pytest.approx(float(peer["mean"]), abs=TOLERANCE)
+    assert ours.ci == pytest.approx(float(peer["ci"]), abs=TOLERANCE)
     is_baseline = rank == 0
     if is_baseline:
         assert ours.p_value is None
         assert peer["p"] is None
     else:
-        assert ours.p_value == pytest.approx(float(peer["p"]), abs=DECIMALS)
+        assert ours.p_value == pytest.approx(float(peer["p"]), abs=TOLERANCE)
 
 
 def test_signatures_are_those_of_the_sacrebleu_command(compared):

@@ -2,8 +2,8 @@
 
 The right number is known each time: from the same text in another file, or by hand. fairseq-generate prints of sentence
 n the lines T-n (reference), H-n (translation, with pieces joined by --remove-bpe) and D-n (the same after --bpe), and
-logs its settings and the test set in a file beside. Raw references are those of the data, before it was tokenised. The
-entry "notes" of a score has a sentence for each reason to doubt it.
+logs its settings and the test set; here the log is a file beside. Raw references are those of the data, before it was
+tokenised. The entry "notes" of a score has a sentence for each reason to doubt it.
 """
 
 import json
