@@ -230,8 +230,8 @@ def train_briefly(
 def _set_up_check(args: argparse.Namespace, warmup: int | None) -> None:
     """Change fairseq-train's parsed flags: all probes on, in each update, and a warm-up of at most `warmup` updates.
 
-    warmup: None to leave it as it is. Raises a UserError for a training that cannot be checked, see refuse_others, and
-    for a warm-up to compress where there is none.
+    warmup: None to leave it as it is. Raises a UserError for a training that cannot be checked (see
+    refuse_other_trainings), and for a warm-up to compress where there is none.
     """
     refuse_other_trainings(args, "the check")
     args.deepnet_probe = "all"
