@@ -143,7 +143,7 @@ def fill(cfg: Any) -> None:
     """Set every field of a config that is None to the value of the config's architecture, in place.
 
     cfg: argparse.Namespace of the command line, or omegaconf/dataclass config of YAML and checkpoints. Widths and heads
-    of the decoder that are None even then become the encoder's, as in fairseq's `transformer`.
+    of the decoder that are None even then become the encoder's; fairseq's `transformer` does so with widths alone.
     """
     arch = _arch_of(cfg)
     model = model_of(cfg)

@@ -25,8 +25,8 @@ SHARE = 0.75  # finished sentences are dropped when less than this share of the 
 class Sentences(NamedTuple):
     """Output of an encoder with each sentence once, while fairseq's beam search repeats encoder_out for each beam.
 
-    states (S, B, C); padding (B, S), True at padding; rows: for each row of the decoder's batch, B k of them, the index
-    from 0 of the sentence that it reads; None as long as nothing was repeated, when row i reads sentence i.
+    states (S, B, C); padding (B, S), True at padding; rows: for each row of the decoder's batch, the index from 0 of
+    the sentence that it reads; None as long as nothing was repeated, when row i reads sentence i.
     """
 
     states: Tensor
@@ -56,8 +56,8 @@ class EncoderOutput:
     def by_sentence(cls, encoder_out: dict) -> EncoderOutput:
         """Read an encoder's dictionary with each sentence once, for the k rows of its beams.
 
-        This needs Sentences with `rows` in the dictionary, which are k for the first sentence, k for the second and so
-        on; if it is not so, read the dictionary by_row.
+        Without Sentences in it, or if their `rows` are not k for the first sentence, k for the second and so on, the
+        dictionary is read by_row.
         """
         (sentences,) = encoder_out.get(SENTENCES, [None])
         if sentences is None or sentences.rows is None:

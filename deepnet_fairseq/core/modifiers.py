@@ -132,8 +132,7 @@ class Rising(FullPrecision):
     def follow(self, first: Rising) -> None:
         """Take a from the stack's first Rising, whose set_num_updates was just called, as an element of its tensor.
 
-        Moving or casting the model ends the sharing; Stack.set_num_updates calls this before each batch and so begins
-        it again.
+        Moving the model ends the sharing; Stack.set_num_updates calls this before each batch and so begins it again.
         """
         assert first.a_of_layers is not None
         self._buffers["a"] = first.a_of_layers[self.layer - 1]

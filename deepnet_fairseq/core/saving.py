@@ -22,8 +22,8 @@ def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
 
     torch.load(path, weights_only=True) gives a dictionary: "format" is VERSION, "arch", "vocab" and "fields" are the
     arguments of `build`, "model" is the state dict. Raises a UserError, naming the file, if it cannot be written, or if
-    `load` could not make the model again: because `build` has not made it, because a field is of a class that torch
-    would not load, or because its modules have changed since.
+    `load` could not make the model again: because `build` has not made it, because a field is no plain number or
+    text (PLAIN_TYPES), or because its modules have changed since.
     """
     path = Path(path)
     files.check_file("save", path)  # that it can be written

@@ -31,6 +31,6 @@ class Admin(Method):
     profiled = True  # omegas are measured before the first update
 
     def residual(self, site):
-        first_of_stack = site.layer == 1 and site.sublayer == "self_attn"  # its omega is omega_1, which stays at 1
+        first_of_stack = site.layer == 1 and site.sublayer == "self_attn"  # its omega is omega_1
         trainable = self.train == "all" or (self.train == "but_first" and not first_of_stack)
         return LearnedShortcut(site.dim, trainable=trainable)

@@ -8,7 +8,7 @@ A residual branch x -> y of any layer computes
 The body is attention or feed-forward; the shortcut is x. A slot is a place in this equation for a module of the method:
 before, outer and residual; inside the body `heads` of an attention, `hidden` of a feed-forward branch, and `inner` in
 front of the last matrix; and `bypass`, whose result replaces the shortcut of a layer's last branch. For each slot the
-class Method has a method of its name, which is called once for every branch of the model (every slots.Site) and returns
+class Method has a method of its name, which is called once for every branch (slots.Site) that has the slot, and returns
 the module, or None for the identity (residual: x + f). Three more slots belong to a whole stack, encoder or decoder:
 beginning, mixer and ending.
 

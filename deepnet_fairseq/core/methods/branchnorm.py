@@ -16,9 +16,9 @@ from .base import Method, Option, register
 
 
 class RisingBranch(FullPrecision, Residual):
-    """Residual merge x + a f, (B, T, C) each; a = min((t + 1) / T, 1), a buffer in float32 that checkpoints hold.
+    """Residual merge x + a f, (B, T, C) each; a = min((t + 1) / num_updates, 1) in update t, counted from 0.
 
-    num_updates: T, updates until a is 1. In a training all these merges of a stack share one buffer (`follow`).
+    a is a buffer in float32 that checkpoints hold. In a training all these merges of a stack share it (`follow`).
     """
 
     def __init__(self, num_updates: int):
@@ -33,8 +33,8 @@ class RisingBranch(FullPrecision, Residual):
     def follow(self, first: RisingBranch) -> None:
         """Share the buffer a of the stack's first RisingBranch, whose set_num_updates was just called.
 
-        So one operation sets a in all of them. Moving or casting the model ends the sharing; Stack.set_num_updates
-        calls this before each batch and so begins it again.
+        So one operation sets a in all of them. Moving the model ends the sharing; Stack.set_num_updates calls this
+        before each batch and so begins it again.
         """
         self._buffers["a"] = first.a
 

@@ -75,7 +75,7 @@ class Probe:
     def values(self) -> Values:
         """Return the measured values, which are the same on every rank.
 
-        Every rank must call this at the same time, because values are summed over ranks.
+        Every rank must call this at the same time, because a probe may combine what the ranks have measured.
         """
         return self.measured
 

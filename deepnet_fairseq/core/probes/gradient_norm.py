@@ -52,7 +52,8 @@ class GradientNorm(Probe):
         """Return the norms, those of weight matrices joined over layers: "decoder.fc1" of all "decoder.N.ffn.fc1"."""
         sums_of_squares: dict[str, float] = {}
         for address, norm in values.items():
-            is_matrix = address.count(".") == 3  # as "decoder.18.ffn.fc1" alone has
+            # as "decoder.18.ffn.fc1" has; DLCL's "decoder.mixer.norms.1" has too, and so joins "decoder.1"
+            is_matrix = address.count(".") == 3
             key = _stack_and_role(address) if is_matrix else address
             sums_of_squares[key] = sums_of_squares.get(key, 0.0) + norm * norm
         return {key: math.sqrt(total) for key, total in sums_of_squares.items()}

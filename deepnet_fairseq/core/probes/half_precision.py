@@ -20,9 +20,10 @@ class HalfPrecision(Probe):
     """Largest absolute values in activations and gradient, to compare with fp16's largest number 65504.
 
     Addresses
-    "encoder"   over the outputs of all modules without modules inside in this child of the model, and over its residual
-                sums (shortcut + branch); so for the other children, "decoder", whose projection makes the scores of the
-                vocabulary, and "lm_head", whose scores are left out
+    "encoder"   over the outputs of all modules of the encoder that have no modules inside, and over its residual sums
+                (shortcut + branch). Empty slots of both stacks are one such module, whose outputs count for both.
+    "decoder"   so for the decoder, with the scores of the vocabulary, which its projection makes
+    "lm_head"   so for the head of a masked language model, without its scores
     "gradient"  over the elements of the gradient of the mean loss per token. In half precision fairseq holds another
                 gradient, that of the loss's sum over tokens times the loss scale.
     """

@@ -38,7 +38,7 @@ class LNInput(TokenSums):
 
     @torch.no_grad()
     def _add_norms(self, address: str, mask: Tensor, module: nn.Module, inputs: tuple) -> None:
-        """Forward pre-hook of a LayerNorm: add how many vectors ||x|| it normalises, and the sum of their norms.
+        """Forward pre-hook of a LayerNorm: add how many vectors x it normalises, and the sum of their norms ||x||.
 
         mask (B, T): True at the tokens that count; inputs: x alone, (B, T, C) or by head (B, T, h, d).
         """
