@@ -101,8 +101,8 @@ def _search(
 
         # the best 2k continuations of each sentence: if k of them end here, k are left to go on
         num_symbols = log_probs.size(1)
-        totals_then = totals[..., None] + log_probs.unflatten(0, (-1, beams))  # (B, k, V)
-        best, index = totals_then.flatten(1).topk(2 * beams)  # totals and indices in k V, (B, 2k), best first
+        candidates = totals[..., None] + log_probs.unflatten(0, (-1, beams))  # their totals (B, k, V)
+        best, index = candidates.flatten(1).topk(2 * beams)  # total and number (0 to k V - 1), (B, 2k), best first
         rows = first_rows + index // num_symbols  # of the beam that each one continues
         symbols = index % num_symbols
 

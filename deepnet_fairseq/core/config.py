@@ -221,7 +221,7 @@ def check_fields(arch: str, fields: Mapping[str, Any], more: Iterable[str] = ())
     if arch not in archs.PRESETS:
         raise UserError(archs.unknown_arch_message(f"--arch {arch}"))
     if fields.get("method") is not None:
-        get_method(fields["method"])  # first, because the message for one of its options would not tell that
+        get_method(fields["method"])  # first: a message on one of its options would not name the method
     config_fields = dataclasses.fields(config_class(archs.MODELS[arch]))
     known = {field.name for field in config_fields} | set(more)
     for name in fields:

@@ -151,7 +151,7 @@ class DeepModel(nn.Module):
         checkpoint_fit.check_ties(state_dict, self)
 
     def renamed(self, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a checkpoint's state dict with the names that its entries have here; as it is, but in subclasses."""
+        """Return a checkpoint's state dict with the names that its entries have here; a subclass may rename."""
         return state_dict
 
 

@@ -1,4 +1,4 @@
-"""State that lives for one forward pass of a stack (encoder or decoder), by which modules in several layers can share.
+"""State that lives for one forward pass of a stack (encoder or decoder), for modules of several layers to share.
 
 The modules are those that a method puts into the slots of layers (methods/base.py).
 """

@@ -12,7 +12,7 @@ from .pass_state import State, copied
 
 
 def group_size(cfg: Any) -> int:
-    """Return how many layers are recomputed together by a model's config; 0 means that all activations are kept.
+    """Return how many layers are to be recomputed together, from a model's config; 0 keeps all activations.
 
     checkpoint_every is None where only --checkpoint-activations was given.
     """

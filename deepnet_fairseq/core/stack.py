@@ -148,7 +148,7 @@ class Stack(nn.Module):
             if "." in name:  # the entry of another module
                 continue
             if name in self.constants:
-                saved = state_dict.pop(key)  # torch, which does not know it, would call the key unexpected
+                saved = state_dict.pop(key)  # from torch's own copy; torch would call the key unexpected
                 problem = self._other_constant(name, saved)
                 if problem:
                     unexpected_keys.append(problem)  # a text in place of a key, for torch's error

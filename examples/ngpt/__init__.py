@@ -56,7 +56,7 @@ class OnSphere(nn.Module):
 class Scale(FullPrecision):
     """Learned vector of `size` factors that begin at `first`: s times first / scale, where s begins at `scale`.
 
-    Adam moves a parameter by about the learning rate, so that the factors move by first / scale of it. The vector of
+    Adam moves a parameter by about the learning rate, so that the factors move by first / scale times it. The vector of
     one number serves as a single factor for all features.
     """
 

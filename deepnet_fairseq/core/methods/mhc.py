@@ -30,10 +30,10 @@ STEPS = 20  # iterations of Sinkhorn
 
 
 def towards_identity(streams: int) -> Tensor:
-    """Return the b (n, n) at first that makes H near I: 4 on the diagonal, -4 elsewhere; streams: n.
+    """Return the b (n, n) from which an H begins near I: 4 on the diagonal, -4 elsewhere; streams: n.
 
-    The sigmoid of these is 0.98 and 0.02, for a row of it that serves as b of H_pre. For H_res, rows of exp(b) that are
-    divided by their sums have exp(-8) = 0.0003 beside the diagonal.
+    H_pre has one row of it, whose sigmoids are 0.98 and 0.02. H_res has all of it: rows of exp(b), divided by their
+    sums, have exp(-8) = 0.0003 beside the diagonal.
     """
     rows = []
     for diagonal in range(streams):
@@ -73,7 +73,7 @@ class Mappings(FullPrecision, nn.Linear):
             # phi RMSNorm(X) is computed as phi X / RMS(X), which divides fewer numbers; 1e-6 is the RMSNorm's epsilon
             products = F.linear(streams, self.weight) * (mean_square + 1e-6).rsqrt()
 
-        # a, phi RMSNorm(X) and b of each H, and their sum in its shape
+        # h of each H, from its b, a and phi RMSNorm(X), in the shape of b
         sizes = [shape.numel() for shape in self.shapes]
         biases = self.bias.split(sizes)
         parts = products.split(sizes, dim=-1)

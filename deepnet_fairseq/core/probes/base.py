@@ -116,7 +116,7 @@ def get_probes(names: str | None) -> list[type[Probe]]:
 class TokenSums(Probe):
     """Base of probes that add up a few numbers for each address, over the tokens of all forward passes of an update.
 
-    sums: address -> the sums on this rank, a tensor (numbers,); over_ranks makes those of all ranks of them.
+    sums: address -> the sums on this rank, a tensor (numbers,).
     """
 
     def __init__(self, model: nn.Module):
