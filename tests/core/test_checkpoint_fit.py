@@ -328,7 +328,7 @@ def test_a_half_precision_checkpoint_with_rounded_constants_is_loaded():
 
 
 def test_overrides_that_prune_layers_are_refused(checkpoints):
-    """fairseq would silently ignore them for our configs; `deepnet export` can leave out layers."""
+    """fairseq would silently ignore them for our configs; it can prune the model that `deepnet export` writes."""
     with refused("encoder_layers_to_keep") as caught:
         checkpoint_utils.load_checkpoint_to_cpu(str(checkpoints.shallow), {"encoder_layers_to_keep": "0,2"})
 

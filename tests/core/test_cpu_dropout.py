@@ -1,4 +1,4 @@
-"""Tests of dropout on a CPU, which draws 16 random bits for a number; no other file tests core/cpu_dropout.py.
+"""Tests of dropout on a CPU, which draws 16 random bits for a number; skipped in a package without core/cpu_dropout.py.
 
 Statistics of random numbers may be off by five standard deviations, and a probability by its rounding to 16 bits.
 """

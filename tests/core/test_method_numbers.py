@@ -317,7 +317,7 @@ ADDED_PARAMETERS = [  # kind of model, method, its options, number
     (LM, "admin", {}, BRANCHES * WIDTH),
     (MASKED_LM, "admin", {}, BRANCHES * WIDTH),
     (MODEL_NAME, "admin", {}, BRANCHES_OF_A_TRANSLATOR * WIDTH),
-    # (N + 1)^2 weights, a LayerNorm on the output of each layer, and Pre-LN's at the end, which dlcl_plain has alone
+    # (N + 1)^2 weights, Pre-LN's LayerNorm at the end, and without dlcl_plain one on the output of each layer
     (LM, "dlcl", {}, 7**2 + 6 * LAYER_NORM + LAYER_NORM),
     (LM, "dlcl", {"dlcl_plain": True}, 7**2 + LAYER_NORM),
     # a LayerNorm at the end

@@ -1,7 +1,8 @@
 """Tests of the properties that every registered method keeps; a new method file is covered without a new test.
 
-Each option of each method gets one check. The others take a covering choice: each method in one kind of model, and
-`every_slot` in all kinds, a method of tests/support that fills every slot, registered while a test runs.
+Each switch of each method, and each choice of an option, gets one check; options that are numbers keep their defaults.
+Other checks take a covering choice: each method in one kind of model, and `every_slot` in all kinds, a method of
+tests/support that fills every slot, registered while a test runs.
 
 A slot is a place in a layer for a module of the method. A variant is (name, options): a method's name with its
 modifiers, as "deepnorm+qk_norm", and further fields of the config. `noisy_model` builds a model of width 16 with noise
@@ -46,7 +47,7 @@ every_method = pytest.mark.parametrize(
 
 
 def option_values(option):
-    """Return the values that a flag can give an option, without its default."""
+    """Return the choices of an option, or True for a switch, without its default; none for a number or a text."""
     values = option.choices or ()
     if not values and option.default is False:
         values = (True,)
@@ -54,7 +55,7 @@ def option_values(option):
 
 
 def variants():
-    """Yield (name, options): every method, and every method with each of its options at each value a flag can give."""
+    """Yield (name, options): every method, and every method with each of the `option_values` of one of its options."""
     for name, cls in sorted(METHODS.items()):
         yield name, {}
         for key, option in cls.options.items():
@@ -294,7 +295,7 @@ def test_a_deep_copy_has_the_same_weights_and_scores(kind, name):
 
 
 @every_method
-def test_gradients_and_scores_in_bfloat16_are_finite_at_100_layers(kind, name):
+def test_gradients_are_finite_at_100_layers_and_so_are_scores_in_bfloat16(kind, name):
     """Every parameter that is trained gets a gradient, as DDP needs."""
     model = small(kind, 100, **config_fields(name)).train()
 
@@ -319,7 +320,7 @@ def count_runs_of_layers(model):
 
 @every_method
 def test_checkpointed_activations_give_the_same_gradients(kind, name):
-    """Layers are recomputed in groups of two, of which the third one is left, with the same dropout."""
+    """Layers are recomputed in groups of two, the third one by itself, with the same dropout."""
     fields = config_fields(name) | {"dropout": 0.2, "attention_dropout": 0.1}
     plain = noisy_model(kind, 3, **fields).train()
     recomputing = noisy_model(kind, 3, **fields, checkpoint_every=2).train()

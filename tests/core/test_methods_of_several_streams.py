@@ -1,7 +1,7 @@
 """Tests of methods whose layers read more than one stream, each against its paper's formulas.
 
-Models are causal language models of width 16 with noise on all parameters, whose layers have the branches f
-self-attention and feed-forward. Streams are stored side by side in one tensor.
+The models that are compared with formulas are causal language models of width 16 with noise on all parameters, whose
+layers have the branches f self-attention and feed-forward. Streams are stored side by side in one tensor.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def assert_branch_dependencies(model, tokens, shares):
 
     shares: of the variance of each residual sum, by address of the branch ("decoder.2.ffn").
     """
-    fixed_batch = {"src_tokens": tokens, "src_lengths": None}  # observing a language model needs one; not read here
+    fixed_batch = {"src_tokens": tokens, "src_lengths": None}  # which `observe` needs, and this probe does not read
     values = observing.observe(
         model, [tokens], "branch_dependency", loss=lambda model, tokens: model(tokens)[0].sum(), held_out=fixed_batch
     )

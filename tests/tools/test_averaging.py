@@ -31,7 +31,7 @@ THREE_EPOCHS = (*SAVING_FLAGS, *ARCH, "--max-epoch", "3", "--max-tokens", "3000"
 def run_folder(data, tmp_path_factory):
     """Provide the folder of a run: checkpoints of epochs 1 to 3 and of updates 3, 6, .., each with a validation loss.
 
-    Their names are checkpointEPOCH.pt and checkpoint_EPOCH_UPDATE.pt. The two best also have a third name,
+    Their names are checkpointEPOCH.pt and checkpoint_EPOCH_UPDATE.pt. Copies of the two best are named
     checkpoint.best_loss_LOSS.pt.
     """
     folder = tmp_path_factory.mktemp("run")

@@ -126,7 +126,7 @@ LAST = UPDATES - 1
         # DS-Init, or DeepNorm with too short a warm-up: even at the start, and later uneven
         Vanishing(start=0.3, later=0.02, kind=STABLE),
         Vanishing(start=0.5, later=0.02, kind=STABLE),
-        # even at the start, but no layer but the last learns: from layer to layer it is sqrt(1e-4), a hundredth
+        # even at the start, later sqrt(1e-4), a hundredth, from layer to layer: lost, whatever the start
         Vanishing(start=0.5, later=1e-4, kind=DIVERGING, update=CHANGE),
         Vanishing(start=0.5, later=0.0, kind=DIVERGING, update=CHANGE),
     ],

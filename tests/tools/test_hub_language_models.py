@@ -55,7 +55,7 @@ class Exported(NamedTuple):
 def exported(request, binarised_data, tmp_path_factory) -> Exported:
     """Provide a causal 2L model of each of METHODS, after 20 updates.
 
-    It has positions for 160 tokens, as many as the longest line of the test text needs.
+    It has positions for 160 tokens, enough for the longest line of the test text.
     """
     folder = tmp_path_factory.mktemp(request.param) / "save"
     flags = ("--method", request.param, *METHODS[request.param], "--tokens-per-sample", 160, "--max-update", 20)

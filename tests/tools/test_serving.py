@@ -1,6 +1,6 @@
 """Tests of translation as a service: threads, forks, pipes, n-best lists, and text in another form than the model's.
 
-All use one small model from French to German, which three engines translate with: CTranslate2, transformers, fairseq.
+The model is a small one from French to German, with which three engines translate: CTranslate2, transformers, fairseq.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ ENGINES = ("ctranslate2", "huggingface", "checkpoint", "fairseq")
 
 
 def french_sentences() -> list[list[str]]:
-    """Return 300 sentences of one to four words, which differ in the words and in their order."""
+    """Return 300 sentences of one to four words, twelve different ones again and again."""
     words = list(LEXICON)
     sentences = []
     for number in range(SENTENCES["train"]):
         length = 1 + number % 4
-        steps = (1, 5, 7, 11)[:length]  # through the lexicon, another one at each place of a sentence
+        steps = (1, 5, 7, 11)[:length]  # through the lexicon, from sentence to sentence, at each place of a sentence
         sentences.append([words[(number * step) % len(words)] for step in steps])
     return sentences
 

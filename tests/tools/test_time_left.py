@@ -48,7 +48,7 @@ def shown_estimates(jobs: int) -> list[Shown]:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_number_is_shown_within_a_minute(jobs):
-    """The first update is logged after 32.5 s, the second after 45 s, and their estimates agree."""
+    """The first line of a log comes after 32.5 s, the second after 45 s, and their estimates agree."""
     first = shown_estimates(jobs)[0]
 
     assert first.now <= 60
