@@ -111,8 +111,8 @@ def test_transformers_finds_fairseqs_perplexity(measured_by_fairseq, exported, l
     assert bits / tokens == pytest.approx(measured_by_fairseq.bits, abs=2e-4)
 
 
-def test_the_exported_model_has_learnt_something(measured_by_fairseq):
-    """So that equal perplexities say something: to guess among all pieces costs log2(150) = 7.2 bits or more."""
+def test_the_measured_bits_are_of_the_size_of_a_guess(measured_by_fairseq):
+    """A guess among 150 pieces costs log2(150) = 7.2 bits, and 20 updates teach hardly more."""
     assert 2 < measured_by_fairseq.bits < 8
 
 
