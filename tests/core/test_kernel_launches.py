@@ -128,17 +128,17 @@ def half_precision_input():
 
 
 def with_a_number_beyond_half_precision(module):
-    """Return a module with its one learned number moved by what float16 cannot tell."""
+    """Return a module with 1.3001 for its one learned number; the nearest number in float16 is 1.2998."""
     (number,) = module.parameters()
     with torch.no_grad():
-        number.add_(1e-4)
+        number.fill_(1.3001)
     return module
 
 
 def test_a_learned_factor_costs_one_operation_in_half_precision(half_precision_input):
     """It is applied exactly, and its gradient is summed in float32."""
     x = half_precision_input
-    multiply = with_a_number_beyond_half_precision(Multiply(1.3))
+    multiply = with_a_number_beyond_half_precision(Multiply())
     (factor,) = multiply.parameters()
 
     with Operations() as operations:
