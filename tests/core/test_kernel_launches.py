@@ -103,7 +103,10 @@ def test_masks_on_the_device_meta_have_the_type_of_the_scores(dtype, nothing_vis
 
 def test_a_step_of_decoding_copies_nothing_to_the_device():
     """It makes its mask on the device, with rows that need no copy."""
-    sentences, source_tokens, beams, width = 3, 5, 4, 64
+    sentences = 3
+    source_tokens = 5
+    beams = 4
+    width = 64
     states = torch.empty(sentences, source_tokens, width, device="meta")
     newest_tokens = torch.empty(sentences * beams, 1, width, device="meta")
 

@@ -94,7 +94,9 @@ def turns() -> Turns:
 
 
 def test_turns_rotate_and_a_failure_ends_a_candidate(turns):
-    warm_up, first, second = turns.called[:3], turns.called[3:5], turns.called[5:]
+    warm_up = turns.called[:3]
+    first = turns.called[3:5]
+    second = turns.called[5:]
 
     assert warm_up == ["late", STOCK, "ours"]  # it begins with the last one
     assert first == [STOCK, "ours"]

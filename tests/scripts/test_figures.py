@@ -54,7 +54,9 @@ def test_figure_7_sweeps_rate_batch_and_width():
     """Three trainings differ in the rate, three in the batch, in multiples of 4,096 tokens, three in the width."""
     rows = rows_of_figure(7, GPUS=8)
 
-    by_rate, by_batch, by_width = rows[:3], rows[3:6], rows[6:]
+    by_rate = rows[:3]
+    by_batch = rows[3:6]
+    by_width = rows[6:]
     assert [flags["--lr"] for flags in by_rate] == ["5e-4", "1e-3", "1.5e-3"]
     assert {flags["--lr"] for flags in by_batch} == {"1.5e-3"}
     assert {flags["--lr"] for flags in by_width} == {"5e-4"}

@@ -165,7 +165,8 @@ def largest_allocation(function) -> int:
         function()
 
     events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = most = 0
+    held = 0
+    most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
         most = max(most, held)

@@ -206,7 +206,10 @@ def test_alpha_of_another_depth_in_a_checkpoint_is_found(trained_checkpoint):
 
 # names of other packages
 
-SQUARE, WIDENING, NARROWING = (WIDTH, WIDTH), (FFN_WIDTH, WIDTH), (WIDTH, FFN_WIDTH)  # shapes of matrices (out, in)
+# shapes of matrices, (out, in)
+SQUARE = (WIDTH, WIDTH)
+WIDENING = (FFN_WIDTH, WIDTH)
+NARROWING = (WIDTH, FFN_WIDTH)
 SHAPES_BY_ROLE = dict.fromkeys(ATTENTION_ROLES, SQUARE) | {"fc1": WIDENING, "fc2": NARROWING}
 
 
