@@ -67,11 +67,16 @@ def variants():
 
 
 def language_model_variants():
-    """Yield (kind, variant): each variant in one kind of language model, those with an option in the causal one."""
-    for number, (name, options) in enumerate(variants()):
+    """Yield (kind, variant): each variant in one kind of language model, those with an option in the causal one.
+
+    every_slot comes in both kinds.
+    """
+    *of_methods, every_slot = variants()
+    for number, (name, options) in enumerate(of_methods):
         kind = LM if options else LANGUAGE_MODELS[number % 2]
         yield kind, (name, options)
-    yield LM, ("every_slot", {})
+    for kind in LANGUAGE_MODELS:
+        yield kind, every_slot
 
 
 CAUSAL_VARIANTS = [variant for kind, variant in language_model_variants() if kind == LM]
