@@ -58,7 +58,7 @@ class Observed:
 
     update: number of updates before it; lr: its learning rate; loss: of its batches, before the update, in bits per
     token, NaN if the update failed; tokens: number of its target tokens; probes: name of a probe -> {address: value},
-    as core/probes defines them; {} if the update failed.
+    as core/probes defines them; {} if none were recorded, as where the update failed before its gradients were there.
     """
 
     update: int
@@ -230,8 +230,8 @@ def train_briefly(
 def _set_up_check(args: argparse.Namespace, warmup: int | None) -> None:
     """Change fairseq-train's parsed flags: all probes on, in each update, and a warm-up of at most `warmup` updates.
 
-    warmup: None to leave it as it is. Raises a UserError for a training that cannot be checked (see
-    refuse_other_trainings), and for a warm-up to compress where there is none.
+    warmup: None to leave it as it is. Raises a UserError for a training that cannot be checked
+    (trainer.refuse_other_trainings), and for a warm-up to compress where there is none.
     """
     refuse_other_trainings(args, "the check")
     args.deepnet_probe = "all"
@@ -339,7 +339,7 @@ def judge(short_training: ShortTraining) -> Verdict:
 def _vanishing_gradients(observed: list[Observed], stack: str) -> Finding | None:
     """Return a finding if some layers of a stack get almost no gradient beside its others, None if none do.
 
-    Under Post-LN the lower layers get none from the start (DeepNet, Wang et al. 2022, Figure 3a), and in any method
+    Under Post-LN it is so for the lower layers from the start (DeepNet, Wang et al. 2022, Figure 3a), and in any method
     after divergence (Figure 4d). The thresholds are explained where the file begins.
     """
     updates = []
@@ -354,7 +354,7 @@ def _vanishing_gradients(observed: list[Observed], stack: str) -> Finding | None
 
     start = median(evenness[:WINDOW])
     end = median(evenness[-WINDOW:])
-    norms = observed[-1].profile(stack) or observed[0].profile(stack)  # an update that failed has none
+    norms = observed[-1].profile(stack) or observed[0].profile(stack)  # an update that failed may have none
     exponent = 1 / max(len(norms) - 1, 1)
     neighbours_at_start = start**exponent  # mean ratio of neighbouring layers
     neighbours_at_end = end**exponent

@@ -121,7 +121,7 @@ class Grid:
     user_dir: str | None = None
 
     def check(self) -> None:
-        """Raise a UserError for invalid values of fields, all but `data`."""
+        """Raise a UserError for values that are invalid whatever the data."""
         for method in self.methods:
             get_method(method)  # raises for an unknown one
 
@@ -234,8 +234,8 @@ class Grid:
     def training(self, cell: Cell) -> list[str]:
         """Return the flags of a cell's fairseq-train, without the data and --save-dir."""
         warmup, _ = self.warmup_updates()
-        # in updates
-        save_and_validate_every = max(1, self.updates // 12)  # twelve times
+        # in updates; a training of fewer than 12 or 10 does it after each
+        save_and_validate_every = max(1, self.updates // 12)  # twelve times or more
         log_every = min(25, max(1, self.updates // 10))  # ten times or more
         stuck = max(300, self.updates // 4, warmup * 3 // 2)  # no healthy training is at unigram entropy for so long
 

@@ -17,7 +17,7 @@ def profile_run(flags: list[str]) -> Profile:
     flags: DATA and flags of fairseq-train, of a training in one process.
     """
     args = trainer.parse_training_flags([*flags, *FORCED])
-    logging.basicConfig(stream=sys.stderr)  # so that standard output has the command's result alone
+    logging.basicConfig(stream=sys.stderr)
     built = trainer.build_trainer(args)
     # with an iterator of the first epoch the plug-in's trainer measures the profile, on the first batch
     built.get_train_iterator(epoch=1)

@@ -120,7 +120,7 @@ def _largest_difference(folded: Folded, model, ported: Port) -> tuple[float, flo
     """Compare the logits of fairseq's plain model with those of transformers' `model` on made-up sentences.
 
     Return the largest difference at tokens that are not padding, and fairseq's logit of the largest magnitude. One
-    source sentence is padded on the right, and targets are shorter than sources, so that a wrong mask shows.
+    source sentence is padded on the right, so that a wrong mask shows.
     """
     stock = stock_model(folded.config, folded.state)
     longest = min(TOKENS, ported.longest)

@@ -26,7 +26,7 @@ from ...plugin.checkpoints import vocabulary
 from .fold import fold, why_not_foldable
 
 TOLERANCE = 1e-3  # largest difference of log-probabilities in float32 that is accepted, in nats; 1e-5 is usual
-NO_TRAINING = {  # entries without which fairseq loads no checkpoint, here as after a training without an update
+NO_TRAINING = {  # entries that fairseq expects in a checkpoint, here as after a training without an update
     "optimizer_history": [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}],
     "extra_state": {"train_iterator": {"epoch": 1}},
     "last_optimizer_state": None,

@@ -162,7 +162,8 @@ def _candidates(
             candidate = replace(candidate, checkpoint_every=layers)
             yield f"recompute {layers} layers at a time" if layers > 1 else "recompute each layer", candidate
 
-    if adam and not setting.memory_efficient:  # only deepnet_adam is sharded, which does not do memory-efficient fp16
+    # only deepnet_adam is sharded, which does not do memory-efficient half precision
+    if adam and not setting.memory_efficient:
         gpus = max(2, setting.gpus)
         while gpus <= most_gpus:
             yield f"optimiser over {gpus} GPUs", replace(candidate, gpus=gpus, zero=True, optimizer=FUSED)
@@ -217,7 +218,8 @@ def _stages_of_any_batch(setting: Setting) -> Callable[[Setting], list[Stage]]:
     """Trace two small batches, and return a function that gives the stages of a setting with any batch size.
 
     The function takes settings that differ from this one in the batch, recomputation and sharding. It extrapolates from
-    the two batches, all of whose costs are linear in the number of sentences, which is faster than to trace each size.
+    the two batches, which is faster than to trace each size: costs are linear in the number of sentences, all but the
+    peak and the kernels of a loss in chunks.
     """
     sentences = max(1, TRACED_TOKENS // setting.length)
     tokens = sentences * setting.length

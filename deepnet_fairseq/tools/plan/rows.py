@@ -152,7 +152,7 @@ def _row(words: list[str], rate: float | None) -> Row:
 def _parse_row_flags(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Parse --done and the flags in NUMBERS and TEXTS; return them, and the words of all other flags.
 
-    UserError for values that are no numbers from 0 on, and for an --epoch-weights that the plugin does not know.
+    UserError for values that are no numbers from 0 on, and for an --epoch-weights that EPOCHS does not match.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--done", action="store_true")
@@ -218,7 +218,7 @@ def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -
     rate: TFLOP/s that `read_rows` was given, None if it was assumed; side_by_side: how many trainings run at a time.
     """
     still_to_train = [row for row in rows if not row.done]
-    setting = rows[0].option.setting  # all rows have its device and its size of a GPU's memory
+    setting = rows[0].option.setting  # its device and memory stand for those of all rows
     unit = "GPU" if setting.device == "cuda" else "process"
 
     count = f"{len(rows)} row"

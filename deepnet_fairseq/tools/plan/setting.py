@@ -190,10 +190,7 @@ class Setting:
 
     @property
     def active_graphs(self) -> int:
-        """Number of CUDA graphs that the plugin makes: none on a CPU, on several GPUs, and with recomputation.
-
-        There --cuda-graphs has no effect (plugin/graphs).
-        """
+        """Number of CUDA graphs that the plugin makes: none on a CPU, on several GPUs, and with recomputation."""
         possible = self.device == "cuda" and self.gpus == 1 and not self.checkpoint_every
         return self.cuda_graphs if possible else 0
 

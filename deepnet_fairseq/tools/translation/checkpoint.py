@@ -1,6 +1,6 @@
 """Load a checkpoint to translate with: through CTranslate2 where its method folds, else as it is.
 
-A method folds if its constants can be multiplied into the weights, so that a plain Transformer computes the same.
+A method folds if its factors can be multiplied into the weights, so that a plain Transformer computes the same.
 """
 
 from __future__ import annotations

@@ -217,7 +217,8 @@ class Fairseq:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
         width = model.encoder.embed_tokens.embedding_dim
-        self.threads = PROCESS.use_torch(lambda: settings.choose_threads(width))  # in a fork it is always 1
+        # 1 in a fork of a process that used torch
+        self.threads = PROCESS.use_torch(lambda: settings.choose_threads(width))
         self.model = model.to(self.device)
         if self.device.type == "cuda":  # CUDA does not work in a forked process
             PROCESS.bind(self)

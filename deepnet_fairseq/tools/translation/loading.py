@@ -77,10 +77,10 @@ class Process:
             raise UserError("this model", "was loaded before the process was forked; load it again in the new process")
 
     def use_torch(self, choose: Callable[[], int]) -> int:
-        """Note that this process computes with torch, set the number of its threads, and return that number.
+        """Note that this process computes with torch, and return with how many threads.
 
-        choose: sets the number and returns it. In a child that was forked from a process that used torch it is not
-        called, and the number is 1: with more, OpenMP would wait for ever for the threads of the parent.
+        choose: returns that number, and may set it before. In a child that was forked from a process that used torch it
+        is not called, and the number is set to 1: with more, OpenMP would wait for ever for the threads of the parent.
         """
         import torch
 

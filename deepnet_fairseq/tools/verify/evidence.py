@@ -203,7 +203,7 @@ def _fused_xavier_std(weight: Weight) -> float:
     has three times the outputs of each part.
     """
     linear = weight.linear
-    if weight.role not in ATTENTION_INPUTS:  # q, k or v
+    if weight.role not in ATTENTION_INPUTS:  # neither q, k nor v
         return xavier_std(linear)
     return math.sqrt(2 / (linear.in_features + 3 * linear.out_features))
 
