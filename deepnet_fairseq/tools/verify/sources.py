@@ -137,7 +137,7 @@ def recognise(
         else:
             entries.append(entry)
     if not any(entry.kind in BRANCHES for entry in entries):
-        some = ", ".join(name[:100] for name in list(weights)[:3])
+        some = ", ".join(name[:100] for name in list(weights)[:3]) or "the model"
         raise UserError(some, f"no branch's weights among {len(weights)} tensors; rename them by --names FILE")
 
     model = RecognisedModel({"encoder": 0, "decoder": 0}, config=config, updates=updates)
