@@ -203,10 +203,9 @@ def average(paths: list[Path], out: Path) -> None:
 
 
 def _updates_made(state: dict, path: Path) -> int | Path:
-    """Return the number of updates that a checkpoint was saved after; if it does not hold that, its path.
+    """Return the number of updates that a checkpoint was saved after, or its path, which is unique, if it holds none.
 
-    The path is then as different from that of every other checkpoint as the number would be. state: content of the
-    checkpoint; path: its file.
+    state: content of the checkpoint; path: its file.
     """
     history = state.get("optimizer_history") or [{}]
     return history[-1].get("num_updates", path.resolve())

@@ -443,9 +443,9 @@ class Run:
         return self._boundary(x)
 
     def _boundary(self, x: Tensor) -> Tensor:
-        """Return a view of x (B, T, C), to be the input of the next stage, whose backward pass it makes end.
+        """Return a view of x (B, T, C), to be the input of the next stage.
 
-        When the gradient of that input arrives, the stage's backward pass is done; a hook records it then.
+        Its gradient arrives when the backward pass of that stage is done; a hook records the pass then.
         """
         index = len(self.stages)  # of the next stage, which has not begun yet
         x = x.view_as(x)

@@ -150,7 +150,7 @@ class Perplexity(Judge):
                     command=words,
                     result=run / "evaluated" / f"{subset}.txt",
                     log=run / "evaluated" / f"{subset}.log",
-                    all_printed=True,  # fairseq's log, with the perplexity, goes to standard output or error
+                    all_printed=True,
                 )
             )
         return evaluations

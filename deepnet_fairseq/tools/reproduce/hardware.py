@@ -128,7 +128,7 @@ def hardware(
     """
     visible = visible_gpus()
 
-    # what is there to start trainings on several machines
+    # SLURM starts trainings on several machines
     if launch == "slurm" and not only_printed and shutil.which("sbatch") is None:
         problem = "there is no sbatch here; start this on a login node of the cluster, or leave it out"
         raise UserError("--launch slurm", problem)

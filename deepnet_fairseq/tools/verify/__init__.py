@@ -99,7 +99,7 @@ def audit(model: RecognisedModel, name: str, options: dict[str, Any] | None = No
 
     judged = _judge_factors(result, model, method)
     _note_unexamined(result, model, method, judged=judged)
-    if model.unknown and not model.ours:  # ours are in a method's slots, which are listed as unexamined
+    if model.unknown and not model.ours:  # those of ours are in slots, which are listed as unexamined
         result.notes.append(f"not recognised: {', '.join(model.unknown)}; rename by --names FILE")
     return result
 
