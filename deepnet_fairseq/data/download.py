@@ -227,7 +227,7 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
             _receive(file, url, part, session)
             reason = _difference(part, file)
 
-            if reason and resumed:  # the bytes of an earlier call may belong to another version of the file: start anew
+            if reason and resumed:  # the bytes from before may belong to another version of the file: start anew
                 part.unlink()
                 _receive(file, url, part, session)
                 reason = _difference(part, file)
@@ -249,14 +249,14 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
 def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) -> None:
     """Receive a file from one address until it is complete, with as many requests as that takes; show a progress bar.
 
-    part: NAME.part, the file to write; what it has already is not received again
+    part: NAME.part, the file to write; what it has already is not received again if that can be avoided
 
     Raises Unavailable after ATTEMPTS requests in a row that brought no further byte, for an invalid address, and for
     what _request raises it for.
     """
     most_received = _size(part)  # bytes that `part` has had at most; it becomes smaller if the server's file changes
     vain = 0  # requests in a row that brought no further byte
-    interval = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar; in a log each is a line
+    interval = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar; rarely in a log
     with tqdm(desc=file.name, total=file.size, unit="B", unit_scale=True, mininterval=interval, file=sys.stderr) as bar:
         while True:
             try:
@@ -279,7 +279,7 @@ def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) 
                 raise Unavailable(f"{why}, {vain} times in a row")
 
             say(f"{file.name}: {why}; goes on")
-            # WAIT before the second request, doubled with each further one that is in vain
+            # WAIT, doubled for each request in vain after the first in a row
             doublings = max(vain - 1, 0)
             time.sleep(min(WAIT * 2**doublings, LONGEST_WAIT))
 
