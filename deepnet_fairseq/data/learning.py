@@ -42,8 +42,8 @@ def sample_limits(total: int, asked: int | None) -> tuple[int, int | None]:
     """Return (number of lines that a vocabulary is learnt from, bytes of memory that they may take or None for any).
 
     total: number of lines that the text has
-    asked: number of lines that --vocab-sample asks for, which may take any memory; None without this flag, where
-        MOST_LINES and MOST_MEMORY are the limits
+    asked: number of lines that are asked for, as by --vocab-sample, and may take any memory; None to take MOST_LINES
+        and MOST_MEMORY as the limits
 
     Raises a UserError if less than one line is asked for.
     """
@@ -68,7 +68,7 @@ def sentencepiece_model(
     becomes a blank, because white space separates the pieces in fairseq's files.
 
     sentences: all sentences of a text, or a sample of them
-    vocab: number of pieces of the model, those for control symbols (<s>, </s>, <unk>) included
+    vocab: number of pieces of the model, those for <s>, </s> and <unk> included
     memory_limit: bytes that the sentences may take in SentencePiece's memory, None for any number; if they would take
         more, a random part of them is used, and that is printed
     whole_text: (number of lines, set of characters) of the text that the sentences are drawn from. If not all of its
@@ -208,7 +208,7 @@ def _train(sentences: Iterator[str], options: dict) -> bytes:
 def _refused_size(vocab: int, message: str) -> UserError:
     """Return the UserError that puts SentencePiece's error message about a vocabulary of `vocab` pieces in our words.
 
-    message: of SentencePiece; it names the largest or smallest number of pieces that the text allows
+    message: of SentencePiece; it may name the largest or smallest number of pieces that the text allows
     """
     largest = re.search(r"<= (\d+)", message)
     if largest:

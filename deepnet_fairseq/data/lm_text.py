@@ -330,7 +330,7 @@ def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines:
 
     vocab: number of pieces of the model
     folder: where the model is written, as spm.model
-    sample_lines: number of lines in the sample; None for as many as fit into memory (learning.sample_limits)
+    sample_lines: number of lines in the sample; None for as many as learning.sample_limits allows
 
     Raises a UserError if the text does not allow that number of pieces.
     """

@@ -204,7 +204,7 @@ class Multilingual:
     spm: file of a SentencePiece model that is copied to DEST/spm.model; None to train one
     workers: number of processes
     vocab_sample: number of sentences in the sample, as the user asks for; None to take usual_sample
-    usual_sample: number of sentences in the sample otherwise; None for as many as fit into memory
+    usual_sample: number of sentences in the sample otherwise; None for as many as learning.sample_limits allows
     """
 
     dest: Path
@@ -264,7 +264,7 @@ class Multilingual:
         trained_on = record.get("result", {}).get("pairs")
         if trained_on is not None:
             texts = [text for text in texts if text.name in trained_on]
-        if not self.spm:  # the size of the sample is that of the texts it is drawn from
+        if not self.spm:  # the size of the sample depends on those of its texts
             train_sizes = {text.name: train_sizes[text.name] for text in texts}
 
         def copy() -> dict:

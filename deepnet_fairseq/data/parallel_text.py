@@ -101,7 +101,7 @@ def prepare_text(
     vocab: number of pieces of the SentencePiece model, which both languages share
     drop_empty: leave out pairs with an empty side; otherwise a UserError is raised for them
     sample_lines: number of lines of the training text that the model is learnt from, of both languages together; None
-        for as many as fit into memory (learning.sample_limits)
+        for as many as learning.sample_limits allows
     workers: number of processes; None for as many as there are cores
     like: path of a trained model, see like.find_vocabulary, whose SentencePiece model and dictionaries are used; None
         to make new ones
@@ -226,7 +226,7 @@ def learn_model(text: ParallelText, found: Survey, vocab: int, sample_lines: int
     text: the training text
     found: its survey
     vocab: number of pieces
-    sample_lines: number of lines in the sample, of both languages together; None for as many as fit into memory
+    sample_lines: number of lines in the sample, of both languages together; None for as many as sample_limits allows
     folder: place for a temporary copy of the sample
 
     Raises a UserError for fewer than MIN_TRAIN_PAIRS pairs, and for a text that does not allow so many pieces.

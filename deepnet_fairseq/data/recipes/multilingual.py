@@ -35,7 +35,7 @@ class MultilingualRecipe(Recipe):
 
     vocab: number of pieces of the SentencePiece model that all languages share
     sample: number of sentences that this model is learnt from, unless --vocab-sample gives another; None for as many as
-        fit into memory (learning.sample_limits)
+        learning.sample_limits allows
     """
 
     takes = frozenset({"pairs", "vocab", "vocab_sample", "shards", "temperature", "spm"})
