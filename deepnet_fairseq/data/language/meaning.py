@@ -234,7 +234,7 @@ class Speaker:
             conjunction = None  # "and"
             if self._chance(0.6):
                 conjunction = self.random.choice(self.lexicon.conjunctions)
-            pronoun = None  # half of the clauses have a pronoun for the subject of the clause before, as their subject
+            pronoun = None  # for the subject of the clause before; half of those that are noun phrases get one
             if isinstance(previous.subject, NounPhrase) and self._chance(0.5):
                 pronoun = Pronoun(previous.subject)
             clause = self._clause(pronoun)

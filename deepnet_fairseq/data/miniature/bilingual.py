@@ -117,10 +117,10 @@ def wmt(name: str) -> bytes:
 
     name: file name of the archive, as in recipes.wmt
     """
-    # the last arguments of _held_out and _sgml decide what sentences are drawn
     if name == published.NEWSTEST2013.name:
         return tar_gz(_plain("dev/newstest2013.{}", GERMAN_ENGLISH, _held_out(name, GERMAN_ENGLISH)))
     if name == published.NEWSTEST2014.name:
+        # the last argument decides what sentences are drawn: others for each language pair
         return tar_gz(_sgml("deen", GERMAN_ENGLISH, name) | _sgml("fren", FRENCH_ENGLISH, f"{name} fr"))
 
     archive = next(file for file in SIZES if file.name == name)

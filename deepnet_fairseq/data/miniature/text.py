@@ -122,7 +122,8 @@ def _sentences(name: str, frames: tuple[str, ...]) -> Iterator[dict[str, str]]:
 def spoilt(pairs: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
     """Make three pairs that cleaning has to drop: an empty source, sides that are too long, sides of unlike length.
 
-    Most recipes allow at most 250 words, and at most 1.5 times as many on one side; wmt14_en_de allows 9 times as many.
+    Recipes allow at most 250 words, or fewer, and at most 1.5 times as many on one side. But wmt14_en_de allows 9 times
+    as many, and keeps the last of the three.
 
     pairs: the next ones are taken from this iterator, and joined to make them
     """

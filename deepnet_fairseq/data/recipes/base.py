@@ -1,10 +1,10 @@
 """Base class of recipes. A recipe gets the text of one published corpus and binarises it for fairseq.
 
-DEST is the folder that a recipe fills. It downloads published files, or takes text that the user has (--from FOLDER).
+DEST is the folder that a recipe fills. A recipe downloads published files, or takes the user's text (--from FOLDER).
 A miniature is a recipe's corpus made of small generated files in the place of the downloads.
 
 The work is divided into steps (steps.Steps). steps.run(NAME, outputs, settings, make) calls make(), which writes the
-files `outputs`, and records what it returns; if outputs and settings are as recorded, it only returns that record.
+files `outputs`, and records its result. If outputs, settings and earlier steps are as recorded, it only returns this.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ class Recipe(ABC):
 
     @abstractmethod
     def tools(self, options: Options) -> dict[str, str]:
-        """Return name -> version of the Python packages that the result depends on; UserError if one is missing."""
+        """Return name -> version of the Python packages that the result depends on.
+
+        Raises a ModuleNotFoundError if one is missing.
+        """
 
     @abstractmethod
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
@@ -150,8 +153,8 @@ class Recipe(ABC):
         If DEST is complete and made with the same settings, nothing is done but to print so. A call continues what an
         interrupted one has begun.
 
-        Raises a UserError for unusable options or tools, a folder that holds something else, a full disk, files that
-        cannot be downloaded, and counts more than 1% off.
+        Raises a UserError for unusable options, a folder that holds something else, a full disk, files that cannot be
+        downloaded, and counts more than 1% off; raises a ModuleNotFoundError for a missing tool.
         """
         self.check(options)
         what = f"{self.name} (miniature)" if options.miniature else self.name
@@ -191,7 +194,10 @@ class Recipe(ABC):
         say_space(options.dest, max(0, missing), f"the corpus {self.name}")
 
     def check(self, options: Options) -> None:
-        """Raise a UserError for options that this recipe does not use, for unusable values, and for missing tools."""
+        """Raise a UserError for options that this recipe does not use, and for unusable values.
+
+        Raises a ModuleNotFoundError for a missing tool.
+        """
         refuse_pathsep(options.dest)  # fairseq would split a name with ":" into several folders
         for field, flag in FLAGS.items():
             if getattr(options, field) is not None and field not in self.takes:
@@ -229,7 +235,7 @@ class Recipe(ABC):
     def check_count(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
         """Print a count beside the expected one; raise a UserError if they are more than 1% apart.
 
-        Smaller differences get a warning: other versions of the tokeniser split a few lines differently. Nothing is
+        Smaller differences get a warning: sacremoses splits a few lines otherwise than Moses' Perl script. Nothing is
         expected of a miniature, or of the user's own text (--from).
 
         what: what is counted, a key of `expected` if a number is known for it
