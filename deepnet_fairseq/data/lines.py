@@ -55,7 +55,7 @@ _libc = ctypes.CDLL(None)
 def _letters_apart() -> dict[str, str]:
     """Return letter -> several characters, for each letter that NFC replaces by several characters.
 
-    They are in Indic scripts (with a nukta) and in Hebrew (with points).
+    They are in Indic scripts (with a nukta), in Tibetan, and in Hebrew (with points).
     """
     apart = {}
     for code in (*range(0x900, 0x1000), *range(0xFB1D, 0xFB50)):  # blocks of Indic scripts and Tibetan, and of Hebrew

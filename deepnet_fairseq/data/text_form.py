@@ -174,9 +174,9 @@ def _is_composed(text: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _second_parts() -> frozenset[str]:
-    """Return all characters that NFC joins with the one before them: accents, Korean vowels and final consonants."""
+    """Return what follows the first character of decomposed letters: accents, Korean vowels and final consonants."""
     found = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}  # Korean
-    for code in range(0xC0, 0x3100):  # from À, the first letter with an accent, to the kana, the last
+    for code in range(0xC0, 0x3100):  # from À to the kana; rare scripts beyond U+FFFF are left out
         decomposed = normalize("NFD", chr(code))
         found.update(decomposed[1:])
     return frozenset(found)
@@ -263,7 +263,7 @@ class _Counts:
             unicode = ""
 
         as_one = self.counts[list(map(ord, APART))].sum()  # letters apart that are one character
-        as_several = self.counts[list(map(ord, _MARKS_APART))].sum()  # marks, one for each that is several
+        as_several = self.counts[list(map(ord, _MARKS_APART))].sum()  # marks of those that are several
         joined = as_one > 0 and as_several <= STRAY * as_one
         characters = "".join(map(chr, np.flatnonzero(self.counts)))
         return {"unicode": unicode, "joined": bool(joined), "characters": characters}
