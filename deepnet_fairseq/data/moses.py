@@ -99,7 +99,7 @@ def normaliser(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
 def tokeniser(lang: str):
     """Return sacremoses' MosesTokenizer for a language, as "de", but a faster one.
 
-    sacremoses looks characters and abbreviations up in a string and a list; this one looks them up in sets.
+    sacremoses makes a set of all letters for each look-up, and has a list of abbreviations; here sets are made once.
     """
     from sacremoses import MosesTokenizer
 

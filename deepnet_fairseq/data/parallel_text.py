@@ -3,8 +3,8 @@
 The text is read as a stream three times: to check it and count (the survey), to draw the sample from which the
 SentencePiece model is learnt, and to cut it into pieces. Memory does not grow with it.
 
-A split is "train", "valid" or "test"; a subset is one text of a split, by fairseq's name: "valid", "valid1", ... Pipes
-and standard input can be read only once, so they are copied to temporary files first.
+A split is "train", "valid" or "test"; a subset is one text of a split, by fairseq's name: "valid", "valid1", ... Named
+pipes can be read only once, so they are copied to temporary files first.
 """
 
 from __future__ import annotations
