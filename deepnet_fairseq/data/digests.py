@@ -113,7 +113,7 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
     their highest bit set.
 
     message: bytes of protobuf
-    place: index of its first byte
+    place: index of the varint's first byte
     """
     value = 0
     shift = 0

@@ -84,7 +84,7 @@ def sampling_probabilities(sizes: dict[str, int], temperature: float) -> dict[st
     p_l is proportional to (n_l / sum of all n) ** (1 / T) (Arivazhagan et al. 2019, arXiv 1907.05019).
 
     sizes: language l -> n_l, its number of sentences
-    temperature: T, above 0; with 1 languages are drawn in proportion to their sizes, with more nearly equally
+    temperature: T, above 0; 1 draws languages in proportion to their sizes, a higher one makes their shares more equal
     """
     total = sum(sizes.values())
     weights = {lang: (size / total) ** (1 / temperature) for lang, size in sizes.items()}

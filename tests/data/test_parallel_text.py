@@ -133,11 +133,9 @@ def test_letters_in_composed_and_decomposed_form_give_a_warning_by_language(caps
     of_hindi, of_vietnamese = sorted(capsys.readouterr().out.splitlines())
     assert "WARNING: hi" in of_hindi
     assert "WARNING: vi" in of_vietnamese
-    # numbers of lines with composed and with decomposed letters
-    assert re.findall(r"\d+", of_hindi) == [
-        "1",
-        "1",
-    ]  # those with a nukta; of other letters Hindi has composed ones alone
+    # Numbers of lines with composed and with decomposed letters. Those of Hindi are letters with a nukta; of other
+    # letters it has composed ones alone.
+    assert re.findall(r"\d+", of_hindi) == ["1", "1"]
     assert re.findall(r"\d+", of_vietnamese) == ["1", "2"]
 
 
