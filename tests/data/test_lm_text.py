@@ -23,6 +23,7 @@ from deepnet_fairseq.data import lm_text
 from ..support.errors import assert_refused, refusal, refused
 from ..support.loopback import serve
 from ..support.plain_text import DOCUMENT, MERGES, SIZES, VOCAB, dictionary_of, make_texts, prepare, write_gpt2  # noqa: F401
+from ..support.prepared import lines_of
 
 SPECIAL = 4  # symbols that fairseq's dictionary has besides those in its file: <s>, <pad>, </s>, <unk>
 
@@ -55,18 +56,13 @@ def symbols_of(data, split):
     return lines
 
 
-def text_lines(path):
-    """Return the lines of a text; only "\\n" ends a line."""
-    return path.read_text(encoding="utf-8").split("\n")[:-1]
-
-
 def test_pieces_of_sentencepiece_give_the_text_back(sentencepiece_data, texts):
     train_text, _, _ = texts
     lines = symbols_of(sentencepiece_data, "train")
 
     assert {line[-1] for line in lines} == {"</s>"}
     decoded = ["".join(line[:-1]).replace("▁", " ").strip() for line in lines]
-    assert decoded == text_lines(train_text)
+    assert decoded == lines_of(train_text)
     assert len(decoded) == SIZES["train"] * (DOCUMENT + 1) / DOCUMENT  # an empty line after each document
 
 
@@ -77,7 +73,7 @@ def test_pieces_of_gpt2_give_every_character_back(split, number, gpt2_data, text
 
     decoded = [bpe.decode(map(int, line[:-1])) for line in symbols_of(gpt2_data, split)]
 
-    assert decoded == text_lines(texts[number])
+    assert decoded == lines_of(texts[number])
 
 
 def counts_in_dictionary(data):
