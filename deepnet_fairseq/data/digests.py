@@ -32,7 +32,7 @@ CUTS = {  # number of a field of ModelProto -> numbers of the fields in its valu
 
 def of_symbols(symbols: Iterable[str]) -> str:
     """Return the digest, in hexadecimal, of a dictionary's symbols in the order of their numbers."""
-    # "surrogatepass": a symbol may have halves of a surrogate pair, which UTF-8 does not encode
+    # "surrogatepass": halves of a surrogate pair, which UTF-8 does not encode, raise no error
     return hashlib.sha256("\n".join(symbols).encode("utf-8", "surrogatepass")).hexdigest()
 
 
