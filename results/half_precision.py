@@ -34,7 +34,7 @@ def train(data, *flags, updates: int = UPDATES):
     losses: of each update, in bits a token; loss scale: the factor of the loss after the last update, 1.0 where none is
     used, as in float32 and bf16; trainer: fairseq's. data: folder of the binarised data; flags: of fairseq-train,
     beside FLAGS. The batches are those of the first epoch, again and again. A batch whose gradient overflows is
-    repeated, at the loss scale that fairseq then halves, until it makes an update.
+    repeated, each time at half the loss scale, until it makes an update.
     """
     words = [str(word) for word in (data, *FLAGS, *flags)]
     trainer = build_trainer(parse_training_flags(words))

@@ -36,7 +36,7 @@ TASKS = {"hellaswag": "acc_norm", "piqa": "acc", "winogrande": "acc", "openbookq
 class HarnessModel(nn.Module):
     """fairseq's causal model with the interface that the harness expects: logits of input_ids, a config, a device.
 
-    model: of this plug-in; config: a transformers config, of which the harness reads vocabulary, length and specials.
+    model: of this plug-in; config: of transformers, with its vocabulary's size, longest text and special tokens.
     """
 
     def __init__(self, model, config):

@@ -165,7 +165,7 @@ def commit_of(folder: Path) -> str:
 
 
 def start_candidate(kind: str, folder: Path) -> subprocess.Popen:
-    """Start this program's `serve` in a process, on one core, for the candidate `kind` with a checkout's package."""
+    """Start this program's `serve` in a process with one thread, for the candidate `kind` of a checkout."""
     variables = os.environ | {"PYTHONPATH": str(folder.resolve()), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, __file__, "serve", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -50,7 +50,7 @@ class Training(NamedTuple):
     lr: float  # at its peak
     seed: int
     flags: list[str]  # of fairseq-train
-    failed: bool  # it diverged, was ended by --stop-stuck, or its last held-out loss was no better than guessing
+    failed: bool  # it diverged, was ended by --stop-stuck, or has not `learnt` by its last held-out loss
     loss: float | None  # the last held-out loss, bits per token; None if there is none
 
 

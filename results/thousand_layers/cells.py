@@ -1,7 +1,7 @@
 """The cells of plan.toml, and the records of those that are over.
 
 A cell is one training. plan.toml describes groups of cells: a group has lists of methods, depths, learning rates,
-warm-ups and seeds, and each combination of these is a cell. The comment at the top of plan.toml explains every key of a
+warm-ups and seeds, and each combination of these is a cell. The comment at the top of plan.toml explains the keys of a
 group. A group may wait for another one ("after"), whose best learning rates it may take; before that is over, its own
 cells do not exist. A cell is over when its training has ended, well or not, and run.py has written its
 record: a JSON object with the fields of the Cell, its "name", and how it "ended": trained, stuck or diverged.

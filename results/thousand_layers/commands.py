@@ -1,6 +1,6 @@
 """Run the programs of a cell (a training of plan.toml, see cells.py), and add up what they take.
 
-A cell is attempted once more whenever run.py is started again after it was killed: its programs resume or begin anew.
+A cell is attempted once more whenever run.py finds it begun and not over: its programs resume or begin anew.
 """
 
 from __future__ import annotations

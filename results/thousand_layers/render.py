@@ -242,7 +242,7 @@ def real_text_table(records: list[dict]) -> str:
             best = best_by_method(tried)  # one record, as all are of one method; none where nothing was tried
             if best:
                 [one] = best
-                # of trainings that were all stuck or diverged, the best one has no translations
+                # if all trainings were stuck or diverged, the best one may have no translations
                 result = f"{one['final_loss']:.2f}, {one['bleu']:.1f}" if "bleu" in one else one["ended"]
                 cells.append(f"{result} ({one['lr']:g})")
             else:

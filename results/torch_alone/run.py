@@ -45,7 +45,7 @@ def run(seed: int) -> dict:
         exec(example(), variables)
     seconds = round(time.process_time() - begun)
 
-    source = torch.randint(SPECIALS, 30, (SENTENCES, 6))  # sentences of six of the example's 30 tokens
+    source = torch.randint(SPECIALS, 30, (SENTENCES, 6))  # drawn as the example's
     right = 0
     for sentence, hypotheses in zip(source, beam_search(variables["model"], source), strict=True):
         if hypotheses[0].tokens.equal(sentence.flip(0)):
