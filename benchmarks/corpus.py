@@ -61,7 +61,7 @@ class BenchmarkTask(TranslationTask):
 def sentences(vocabulary: int, seed: int = 1) -> tuple[list, list]:
     """Draw SENTENCES sentences; return (sources, targets), lists of tensors of token numbers.
 
-    A sentence is int64 (length + 1,): tokens drawn by Zipf's law (the frequency of a type is 1 / its rank), and the end
+    A sentence is int64 (length + 1,): tokens drawn by Zipf's law (a type's frequency goes as 1 / its rank), and the end
     of the sentence. vocabulary: types of the dictionary, the special ones included; seed: of lengths and tokens.
     """
     # two standard normal numbers a sentence, correlated; exp makes the lengths of source and target log-normal

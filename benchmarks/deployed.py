@@ -37,7 +37,7 @@ COLUMNS = [
     Column("tokens/s", ""), Column("BLEU", ""), Column("peak memory", "B"), Column("start to end"),
     Column("on disk", "B"),
 ]  # fmt: skip
-# fields that TranslationTask takes from other sections of a run's config, with their defaults
+# values of fields that TranslationTask takes from other sections of a run's config, for a config without these
 TASK_FIELDS: dict[str, Any] = {"dataset_impl": None, "required_seq_len_multiple": 1, "train_subset": ""}
 
 
@@ -235,7 +235,7 @@ def listed(task: TranslationTask, subset: str, sizes: dict[str, int]) -> list[li
     dataset = task.dataset(subset)
     source = task.source_dictionary
     target = task.target_dictionary
-    with numpy_seed(1):  # as fairseq-generate has it: sentences of equal length come in a random order
+    with numpy_seed(1):  # as fairseq-generate has it: but for "test", sentences of equal length are in random order
         order = dataset.ordered_indices()
 
     def sentence(index: int) -> dict:

@@ -171,9 +171,9 @@ def sorted_batches(task, sentences: int, count: int, device: str) -> list[dict]:
 def _translate(trainer: Trainer, given: list[dict], beam: int, args: argparse.Namespace, repeat: int) -> dict:
     """Translate one batch; return "seconds" and the tokens per second of the best hypotheses.
 
-    Every hypothesis gets the mean length of the batch's references: with random weights no search would end by itself,
-    and all candidates must make as many steps. trainer: has the candidate's model; given: the batches; beam: hypotheses
-    of a sentence; args: the command's flags; repeat: number of the batch, below 0 in the warm-up, which has the first.
+    Every hypothesis gets the mean length of the batch's references, so that all candidates make as many steps, whatever
+    their random weights. trainer: has the candidate's model; given: the batches; beam: hypotheses of a sentence; args:
+    the command's flags; repeat: number of the batch, below 0 in the warm-up, which has the first.
     """
     batch = given[max(repeat, 0)]
     sentences = len(batch["id"])

@@ -42,7 +42,7 @@ class Mutant:
     after: str
 
     def source(self, folder: Path) -> str:
-        """Return the text of the file with the mistake in it. folder: root of a copy of the repository without it."""
+        """Return the text of the file with the mistake in it. folder: the root of a tree without it."""
         source = (folder / self.path).read_bytes()
         return (source[: self.start] + self.after.encode() + source[self.end :]).decode()
 

@@ -110,7 +110,7 @@ def first_failure(folder: Path, tests: list[str]) -> str:
     """Run tests in their order until one fails; return its name, "" if none has failed in all or after LIMIT seconds.
 
     folder: a copy of the repository; tests: names as Record.of returns them. Where pytest fails without naming a test,
-    "a test" stands for it, and "a test that does not end" for one that is still running long after the limit. Ends the
+    "a test" stands for it, and "a test that does not end" for one that still runs a minute after the limit. Ends the
     program if pytest cannot run the tests.
     """
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}

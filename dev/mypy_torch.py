@@ -11,9 +11,9 @@ from mypy.types import AnyType, Type, TypeOfAny, UnionType, get_proper_type
 
 
 def _any_if_union(context: AttributeContext) -> Type:
-    """Return the type of an attribute that mypy found by Module.__getattr__: Any where torch says Tensor | Module.
+    """Return Any for an attribute whose type is a union, as Tensor | Module of Module.__getattr__ is, else its type.
 
-    A class that annotates its own __getattr__ with another type keeps that. context: mypy's, with the type it found.
+    context: mypy's, with the type that it found.
     """
     if isinstance(get_proper_type(context.default_attr_type), UnionType):
         return AnyType(TypeOfAny.special_form)

@@ -176,10 +176,10 @@ class Device(TorchDispatchMode):
         """Stand in for F.scaled_dot_product_attention, with its arguments: call the kernel that torch takes on Hopper.
 
         In half precision that is cuDNN's, if its switch is on and the dropout is a number of sixteenths; else flash
-        attention's, if there is no mask; and in all other cases the memory-efficient one. torch's own choice, which
-        depends on the build, would be one for CPUs here. `scale` and `enable_gqa` change no launch and are ignored.
+        attention's, if there is no mask; and in all other cases the memory-efficient one. torch's own choice depends on
+        its build, which is one for CPUs here. `scale` and `enable_gqa` change no launch and are ignored.
         """
-        # as torch does before it chooses: autocast, and a mask of numbers in place of one of bools
+        # as torch does: autocast, and a mask of numbers in place of one of bools
         mask = attn_mask
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")

@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
 def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
     """Run the open parts that fit into the minutes, or those that --only names; return 1 if one failed, else 0.
 
-    folder: of text, wheels and the parts' own files; file: of the records, which a miniature leaves alone.
+    folder: of text, wheels and the parts' own files; file: of the records, to which a miniature adds only if --records
+    names it.
     """
     if args.only is not None:
         wanted = [part_named(name) for name in args.only.split(",")]

@@ -16,7 +16,7 @@ from .work import PYTHON, Work
 
 UPDATES = 10
 TOKENS = 4000  # of a batch
-# flags of `deepnet plan`, beside those of the model, which say what fairseq-train's COMMON and the training's say
+# flags of `deepnet plan` beside those of the model; fairseq-train has them in COMMON and in `flags` below
 PLAN = "--arch deepnet_transformer --share-all-embeddings --memory-efficient-fp16 --checkpoint-activations"
 
 

@@ -79,9 +79,9 @@ PARTS = [
 def predicted(part: Part, records: list[dict], longest: float) -> float | None:
     """Return the seconds that a part needs; None if it makes no sense in the time that it may take.
 
-    records: all that there are, the oldest first; longest: seconds that a part may take at most. If the last try was
-    cut off, its pace counts: the seconds it took over the share of the work that it did by then. Below a twentieth of
-    the work, the start of the programs would hide the pace.
+    records: all that there are, the oldest first; longest: seconds that a part may take at most. Where Part.seconds is
+    a number and the last try was cut off, more are predicted if its pace asks for more: the seconds it took over the
+    share of the work that it did by then. Below a twentieth of the work, the start of the programs would hide the pace.
     """
     if callable(part.seconds):
         return part.seconds(records, longest)

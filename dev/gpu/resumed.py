@@ -14,7 +14,7 @@ from . import figure6
 from .trainings import Training
 from .work import POLL, PYTHON, PartFailed, Work, kill, last_line
 
-UPDATES, SAVE, LOG = 60, 20, 2  # updates of the training, from one save to the next, and from one line of the log on
+UPDATES, SAVE, LOG = 60, 20, 2  # updates of the training, from save to save, and from line to line of the log
 SHAPES = 4  # of batches by --cuda-graphs: few, as each of the three starts captures their graphs anew
 # flags of `python -m benchmarks speed`, for a GPU and for the miniature
 SEARCH = "--device cuda --precision fp16 --widths base --sentences 1,32 --repeats 3"

@@ -77,7 +77,7 @@ def weights_differ(one: Path, other: Path) -> float:
     other_weights = torch.load(other, map_location="cpu", weights_only=True)["model"]
     largest = 0.0
     for name, weight in weights.items():
-        if not weight.is_floating_point():  # a buffer of whole numbers, such as a version
+        if not weight.is_floating_point():  # a buffer of whole numbers is no weight
             continue
         difference = (weight.float() - other_weights[name].float()).abs().max()
         scale = weight.float().abs().max().clamp(min=1e-12)  # not 0 for a tensor of zeros

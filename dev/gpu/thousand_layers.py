@@ -83,7 +83,7 @@ def run(work: Work) -> Iterator[dict]:
 def time_updates(work: Work) -> dict[int, dict]:
     """Return what _time_updates returns, and free the GPU's memory: the training is another process and needs it."""
     rows = _time_updates(work)
-    gc.collect()  # model and captured graphs refer to each other in circles, and nothing else refers to them now
+    gc.collect()  # model and captured graphs, to which nothing else refers now, may be in cycles of references
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return rows

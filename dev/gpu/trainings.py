@@ -178,8 +178,8 @@ def without_paths(words: list[str]) -> list[str]:
 def peak_memory(log: Path) -> float | None:
     """Return the GiB of the GPU's memory that a training had allocated at most, by its log; None on a CPU.
 
-    fairseq logs at its start the memory of the GPU ("total memory"), and in each line how much of it PyTorch's
-    allocator had left since the line before ("gb_free").
+    fairseq logs at its start the memory of the GPU ("total memory"), and in each line the least that PyTorch's
+    allocator had left of it in the last update before the line ("gb_free"). Other updates are not seen.
     """
     free = [float(entry["gb_free"]) for entry in logged(log, "train_inner") if "gb_free" in entry]
     if not free:

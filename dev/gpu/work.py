@@ -29,7 +29,7 @@ LOOK = 5.0  # seconds between looks at what it has done
 
 
 class PartFailed(Exception):
-    """A program of a part failed. The text is one line: the program, its status and the last line of its log."""
+    """A program of a part failed. The text is one line, which names the program and says what happened."""
 
 
 @dataclass
