@@ -100,16 +100,16 @@ class Training:
     def result(self, status: int | None) -> dict:
         """Return the row of the training: `facts`, how it ended, and what its log says.
 
-        status: exit status of fairseq-train, None while it runs. The entries are "command"; "ended" (a value of
-        ENDINGS, or "cut off" while it runs); "seconds" since its start; "updates" made; "seconds_an_update", the
-        median; "losses" and "valid_losses", lists of [update, bits a token]; "graphs", what --cuda-graphs said; and
-        "peak_GiB" of the GPU's memory.
+        status: exit status of fairseq-train, a key of ENDINGS; None while it runs. The entries are "command"; "ended"
+        (a value of ENDINGS, or "cut off" while it runs); "seconds" since its start; "updates" made;
+        "seconds_an_update", the median; "losses" and "valid_losses", lists of [update, bits a token]; "graphs", what
+        --cuda-graphs said; and "peak_GiB" of the GPU's memory.
         """
         entries = logged(self.log, "train_inner")
         validations = logged(self.log, "valid")
         return self.facts | {
             "command": shlex.join(without_paths(self.command)),
-            "ended": "cut off" if status is None else ENDINGS.get(status, f"status {status}"),
+            "ended": "cut off" if status is None else ENDINGS[status],
             "seconds": round(time.monotonic() - self.began, 1),
             "updates": self.last_update(),
             "seconds_an_update": seconds_an_update(entries),
