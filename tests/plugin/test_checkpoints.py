@@ -182,9 +182,9 @@ FOLDER_BIT = 0x10  # in a zip member's attributes: turns it into a folder, for w
 
 
 def bits_to_flip(offset: int) -> set[int]:
-    """Return the bits to flip in the byte at an offset: FOLDER_BIT in each, another in every fourth, to save time."""
+    """Return the bits to flip in the byte at an offset: FOLDER_BIT in each, and by turns the others in every fourth."""
     if offset % 4 == 0:
-        return {FOLDER_BIT, 1 << offset % 8}
+        return {FOLDER_BIT, 1 << offset // 4 % 8}
     return {FOLDER_BIT}
 
 
