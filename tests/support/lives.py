@@ -110,10 +110,9 @@ def logged_numbers(log: Path) -> dict[tuple[str, int], dict]:
 
 def _train_until_signal(words: list[str], log: Path, at: tuple[str, int] | None, kind: int, limit) -> None:
     """Run fairseq-train in this process, with the signal and the limit that `status_of_training` describes."""
-    # a process of the forkserver differs from a program in two settings, of data loading and of files at their limit
+    # a program forks the processes that load its data; a process of the forkserver would start them by that
     multiprocessing.set_start_method("fork", force=True)
     if limit is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(*limit)
     if at is not None:
         moment, count = at
