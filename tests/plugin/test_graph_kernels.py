@@ -45,7 +45,7 @@ print(json.dumps(errors))
 """
 
 
-@pytest.mark.parametrize(("dtype", "last_place"), [("float16", 2**-11), ("bfloat16", 2**-8)])
+@pytest.mark.parametrize(("dtype", "half_a_unit"), [("float16", 2**-11), ("bfloat16", 2**-8)])
 @pytest.mark.parametrize(
     ("rows", "width"),
     [
@@ -54,7 +54,7 @@ print(json.dumps(errors))
         pytest.param(9_000, 64, id="more tiles than programs"),
     ],
 )
-def test_gradients_of_a_layer_norm_are_those_of_float64_but_for_rounding(rows, width, dtype, last_place):
+def test_gradients_of_a_layer_norm_are_those_of_float64_but_for_rounding(rows, width, dtype, half_a_unit):
     """Each is rounded once, to half a unit of the type's last place; sums over rows are made in float32."""
     words = (sys.executable, "-c", dedent(COMPARE_WITH_FLOAT64), str(rows), str(width), dtype)
 
@@ -64,4 +64,4 @@ def test_gradients_of_a_layer_norm_are_those_of_float64_but_for_rounding(rows, w
     errors = json.loads(done.stdout)
     assert len(errors) == 3
     for error in errors:
-        assert error < 2 * last_place
+        assert error < 2 * half_a_unit
