@@ -68,7 +68,6 @@ def test_a_layer_of_fairseqs_own_model_is_named_by_its_module(data, tmp_path):
 def test_the_branch_is_named_whose_gradient_alone_is_not_finite(data, tmp_path):
     """The search finds it with recomputation too, by which the layer's forward pass runs within the backward pass."""
     training = Training(data, tmp_path, *TINY, "--checkpoint-activations")
-    # Poison passes its input on, and returns NaN as its gradient
     training.model.decoder.layers[0].fc2.register_forward_hook(lambda module, inputs, y: NanGradient.apply(y))
 
     line = training.diverge()
@@ -134,7 +133,7 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(data, tmp_path, monke
 
 @pytest.mark.smoke
 def test_two_processes_that_diverge_end_together_with_one_line(data, tmp_path):
-    """WILD diverges at update 3 of 4. The 400 sentences of an epoch are two batches, one for each process."""
+    """DIVERGING diverges at update 3 of 4. The 400 sentences of an epoch are two batches, one for each process."""
     flags = ("--max-update", "4", "--max-tokens", "20000", "--batch-size", "200", "--save-dir", tmp_path)
 
     ranks.train(2, tmp_path / "log", data, *TRAIN_FLAGS, *DIVERGING, *flags, check=False, timeout=100)

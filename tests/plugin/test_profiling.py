@@ -38,7 +38,7 @@ def input_of(kind: str) -> dict:
 
 
 def admin_model(kind: str, layers=2, **fields):
-    """Build a small model of one of EVERY kind with the method Admin, whose omegas are 1."""
+    """Build a small model of one of EVERY_KIND with the method Admin, whose omegas are 1."""
     return single_stacks.small(kind, layers, method="admin", **fields)
 
 

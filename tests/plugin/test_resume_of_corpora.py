@@ -28,7 +28,7 @@ SAMPLING_METHODS = ("temperature", "concat", "uniform")
 def three_moments(seed: str) -> list[tuple[str, int]]:
     """Draw the moments at which a training is killed: each time in its second to ninth update since it was started.
 
-    They are as `live` takes them, ("update", number).
+    They are as status_of_training takes them, ("update", number).
     """
     chance = random.Random(seed)
     return [("update", chance.randint(2, 9)) for _ in range(3)]

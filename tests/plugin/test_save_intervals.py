@@ -123,7 +123,7 @@ def test_a_resume_from_an_epochs_end_ends_as_the_training_that_went_on(data, tmp
     ],
 )
 def test_a_training_interrupted_at_an_epochs_end_ends_as_one_left_alone(kind, moment, data, tmp_path):
-    """moment: as `live` takes it, the n-th call of a function of fairseq's or of os.replace."""
+    """moment: as status_of_training takes it, the n-th call of a function of fairseq's or of os.replace."""
     command = (data, *VALIDATED, *FLAGS, "--save-interval-updates", "2", "--max-update", "9")
 
     assert_ends_as_undisturbed(tmp_path, command, [moment], kind=kind)
