@@ -120,8 +120,8 @@ def pytest_collection_modifyitems(config, items) -> None:
 def pytest_collection_finish() -> None:
     """Freeze the objects that exist now, libraries and the tests themselves: the garbage collector skips them.
 
-    They are over a million. Each full collection, of which benchmarks and graphs ask for many, would visit all of them,
-    and each forked program would copy their memory.
+    They are over half a million. Each full collection, of which benchmarks and graphs ask for many, would visit all of
+    them, and each forked program would copy their memory.
     """
     gc.collect()
     gc.freeze()

@@ -29,7 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of trainings; pair: 2 processes")
     parser.add_argument("--updates", type=int, default=45, help="of a training (default 45)")
     parser.add_argument("--seed", type=int, default=seed, help="of the random moments (default $SEED, or a random one)")
-    parser.add_argument("--full-disks", type=float, default=0.25, help="share of starts that meet a full disk")
+    parser.add_argument("--full-disks", type=float, default=0.25, help="share of starts to kill that meet a full disk")
     return parser.parse_args()
 
 

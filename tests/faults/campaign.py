@@ -22,7 +22,7 @@ LAST = "checkpoint_last.pt"
 SIZES = {"train": 100, "valid": 10, "test": 10}  # sentence pairs: about 15 batches an epoch
 SOON = ("--heartbeat-timeout", "15")  # seconds after which a rank ends that does not hear of another
 # what a tally counts, beside "trainings" and the kills in each of life.PHASES:
-# starts that resume; starts that met a full disk; saves that failed; ranks that ended by themselves after another died
+# starts that resume; starts that met a full disk; saves that failed; ranks that ended by themselves after a kill
 COUNTED = ("resumes", "full disks", "failed saves", "survivors ended")
 
 # probabilities, for a start that is to be killed

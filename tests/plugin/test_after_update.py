@@ -1,7 +1,7 @@
 """Tests of Method.after_update, which changes the weights after each update, with nGPT as example.
 
 The change has to reach the model, the optimiser's float32 copy of weights in half precision, and the checkpoint.
-nGPT divides rows or columns of weight matrices by their length (Loshchilov et al. 2024, section 2.6).
+nGPT divides rows or columns of weight matrices by their length (Loshchilov et al. 2024, section 2).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def assert_gradients_close(actual, expected, tolerance: float = 2e-6) -> None:
 
 
 def model_of(method: str):
-    """Build a model of two layers, with tied embeddings if the name's length is even: as good as half of them."""
+    """Build a model of two layers, with tied embeddings if the name's length is even, as in about half of them."""
     tied = len(method) % 2 == 0
     if method == STOCK:
         return stock(MODEL_NAME, share_all_embeddings=tied)

@@ -43,7 +43,7 @@ from ..support.optimisers import (
 )
 
 ABSENT = {4: (1,), 5: (1, 2), 20: (0, 3), 21: (0, 1, 2, 3, 4, 5)}  # update -> places of parameters without gradients
-# Updates without a step. Liu et al. 2020 correct the rate from rho > 5 on: for beta2 = 0.98 and update t,
+# Updates without a step: torch corrects the rate (Liu et al. 2020) only where rho > 5. For beta2 = 0.98 and update t,
 # rho = 2 / (1 - beta2) - 1 - 2 t beta2^t / (1 - beta2^t) is 4.92 at t = 5 and 5.88 at t = 6.
 RADAM_WAITS = 5
 

@@ -19,7 +19,7 @@ from ..golden.training import CHECKPOINTS, DATA, GOLDEN, KINDS, RESUMED, train, 
 from ..support.errors import refused
 
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())  # kind -> "losses", "translations"
-GATHERS_SHARDS = "45b0f76"  # last commit that reads checkpoints in shards
+GATHERS_SHARDS = "45b0f76"  # a commit that still reads checkpoints in shards
 
 
 def score_of(hypothesis: str) -> float:

@@ -38,7 +38,7 @@ IN_SMOKE = {
     "--save-interval-updates 0 --max-epoch 3": [("end", 10), ("update", 1), ("end", 10)],  # at an epoch's end
     "--max-update 12": [("end", 12)],  # killed after the last update
     f"{PLATEAU} --max-update 42": [("update", 35)],  # the rate falls, as no loss falls by its whole size
-    "--lr 1e-9 --patience 3 --max-update 40": [("end", 11)],  # no loss falls: it ends after three validations
+    "--lr 1e-9 --patience 3 --max-update 40": [("end", 11)],  # it ends after three validations that are no better
     "--update-epoch-batch-itr True --max-update 24": [("update", 16)],  # other batches in each epoch
 }
 KILLS = IN_DEFAULT_SUITE | IN_SMOKE

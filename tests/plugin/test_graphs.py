@@ -307,7 +307,7 @@ def test_padding_changes_no_loss_and_no_gradient(flags):
 
 
 def test_a_loss_that_reads_numbers_of_the_device_trains_without_graphs():
-    """fairseq's --report-accuracy counts words on the CPU; the obstacle names the file that does so."""
+    """With --report-accuracy the CPU reads how many words are right; the obstacle names the file that does so."""
     with_device = train_translator_in_process("--report-accuracy", device=RecordedDevice(), updates=3)
 
     plain = train_translator_in_process("--report-accuracy", updates=3)

@@ -209,7 +209,7 @@ def test_all_processes_resume_from_the_checkpoint_before_a_damaged_one(
 ):
     """They resume from that of update 3, and make update 4 again."""
     folder = shutil.copytree(saved_by_two_processes, tmp_path / "run")
-    os.truncate(folder / "checkpoint_last.pt", 3000)  # bytes, of about 100,000
+    os.truncate(folder / "checkpoint_last.pt", 3000)  # bytes, of about 150,000
 
     rows = ranks.train(2, tmp_path / "log", data, *SAVING, "--save-dir", folder, "--max-update", "4")
 

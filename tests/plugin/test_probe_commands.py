@@ -246,7 +246,7 @@ def test_recomputation_and_clipping_change_no_value(first_row, row_of_two_batche
     *(pytest.param(flag, marks=pytest.mark.smoke) for flag in ("--fp16", "--memory-efficient-fp16", "--amp")),
 ])  # fmt: skip
 def test_half_precision_gradients_are_unscaled(first_row, row_of_two_batches, flags):
-    """fairseq divides gradients by the loss scale only in the optimiser's step, after the probes have read them."""
+    """fairseq divides gradients by the loss scale only after the probes have read them."""
     half = first_row(*flags.split())["gradient_norm"]
 
     full = row_of_two_batches["gradient_norm"]

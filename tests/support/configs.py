@@ -25,8 +25,8 @@ TASK_FIELDS = (
     "_name", "encoder_langtok", "sampling_method", "sampling_temperature", "source_lang", "tokens_per_sample",
     "sample_break_mode",
 )  # fmt: skip
-# Fields that are left out, in whichever section: names of folders, languages and architectures, of what is shown, and
-# of ports.
+# Fields that are left out, in whichever section: names of folders, languages and architectures, what is shown, and the
+# number of processes and their port.
 FIELDS_OF_A_RUN = {
     "user_dir", "data", "save_dir", "lang_dict", "lang_pairs", "arch", "no_progress_bar", "probe_dir",
     "distributed_num_procs", "distributed_port",

@@ -65,7 +65,7 @@ class GraphedUpdate(NamedTuple):
 def update(flags: Sequence[str], shape: step.Shape) -> GraphedUpdate:
     """Make three updates by graphs, on batches of one shape; return the counts of the third.
 
-    Copies to the device of anything but the batch count as waits, because they hold up the launches of an update too.
+    Copies to the device of anything but the batch count as waits.
 
     flags: of fairseq-train; shape: of the batch
     """

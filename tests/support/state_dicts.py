@@ -1,6 +1,6 @@
 """Initial weights by name, as several packages name and draw them, for `deepnet verify`.
 
-Formulas are those of DeepNet, table 1, with N encoder layers and M decoder layers.
+Formulas are those of DeepNet, Figure 2, with N encoder layers and M decoder layers.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def encoder_in_torchs_names(layers: int, beta: float) -> State:
 def torchscale_model(encoder_layers: int, decoder_layers: int) -> State:
     """Draw a translator's weights as torchscale does: torch's default, divided by 1 / beta of the stack in GAINED.
 
-    DeepNorm's beta is 0.87 (N^4 M)^(-1/16) in the encoder, where torchscale has 1.15 for 1 / 0.87, and (12M)^(-1/4) in
-    the decoder.
+    DeepNorm's beta is 0.87 (N^4 M)^(-1/16) in the encoder, where torchscale has 1.15 in the place of 0.87, and
+    (12M)^(-1/4) in the decoder.
     """
     torch.manual_seed(0)
     encoder_scale = (encoder_layers**4 * decoder_layers) ** (1 / 16) / 1.15
