@@ -83,7 +83,7 @@ class Candidate:
             padding = self.trainer.task.target_dictionary.pad()
             step = GraphedStep(len(self.batches), padding, CudaDevice(faster=STEPS[name]))
             step.pending_shapes = step.epoch_shapes = unique_shapes(self.batches)
-            self.trainer.graphs = self.trainer.task.graphs = step
+            self.trainer.use_graphs(step)
         for batch in self.batches:
             update(self.trainer, batch)
         torch.cuda.synchronize()

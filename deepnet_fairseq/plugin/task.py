@@ -100,7 +100,7 @@ class DeepTask:
 
         result = None
         if self.graphs is not None and not is_probed:
-            result = self.graphs.step(sample, model, criterion, optimizer, update_num, dummy=ignore_grad)
+            result = self.graphs.step(sample, update_num, dummy=ignore_grad)
         if result is None:  # without graphs, or for a batch that they leave to the task
             own_step = super().train_step  # type: ignore[misc]  # of the task's own class
             result = own_step(sample, model, criterion, optimizer, update_num, ignore_grad, **kwargs)

@@ -30,7 +30,9 @@ from .admin_profile import set_omegas_by_profile
 from .checkpoints import reading, vocabulary
 from .distributed import launch, zero
 from .divergence import FLOOR, GRADIENTS, LOSS, Diverged
+from .graphs import data_parallel
 from .graphs import settings as graph_settings
+from .graphs.step import GraphedStep
 from .optimisers import half_precision, papers
 from .probing import probes_of
 from .run import Program, Run
@@ -50,6 +52,7 @@ class DeepTrainer(Trainer):
 
     is_fsdp = False  # read by fairseq: whether fairscale shards the model, which zero.check_settings refuses
     samples: list = []  # batches of the present update, as fairseq collates them; replaced, never changed in place
+    graphs: GraphedStep | None = None
     iterator: Any = None  # fairseq's EpochBatchIterator of the present epoch
     # modules whose gradients papers.clip_apart clips by themselves; None until it has looked for them
     limited: list | None = None
@@ -67,7 +70,8 @@ class DeepTrainer(Trainer):
         # the task reads these three where fairseq calls it without the trainer
         self.stuck = task.stuck = stuck.stuck_monitor(self.cfg, criterion)
         self.probes = task.probes = probes_of(model, self.cfg.model)
-        self.use_graphs(graph_settings.parse_cuda_graphs(self._cuda_graphs) or 0)  # without the flag: no graphs
+        wanted = graph_settings.parse_cuda_graphs(self._cuda_graphs) or 0  # without the flag: no graphs
+        self.use_graphs(graph_settings.graphed_step(self, wanted))
 
     @property
     def model(self):
@@ -87,6 +91,7 @@ class DeepTrainer(Trainer):
     def _wrap_for_processes(self, module: torch.nn.Module) -> Any:
         """Wrap a module so that its gradients are averaged over the processes, by --ddp-backend; also on CPUs.
 
+        With graphs the gradients of model and loss are averaged together, by the wrapper of the model.
         A training of one process gets the module itself. fairseq's DistributedTimeoutWrapper is left out, which
         interrupts a process that begins no forward pass for --heartbeat-timeout seconds. Without it a collective that
         waits as long raises an error.
@@ -95,6 +100,8 @@ class DeepTrainer(Trainer):
         group = self.data_parallel_process_group
         if not self.use_distributed_wrapper:
             return module
+        if self.graphs is not None:
+            return data_parallel.wrap(module, self.graphs, group) if module is self._model else module
         if cfg.ddp_backend in ("c10d", "pytorch_ddp"):
             return launch.wrap_in_ddp(cfg, module, group, self.device)
 
@@ -111,13 +118,27 @@ class DeepTrainer(Trainer):
         """The flag --cuda-graphs; None if it is not given, or if the model is another package's."""
         return getattr(self.cfg.model, "cuda_graphs", None)
 
-    def use_graphs(self, wanted: int | str) -> None:
-        """Compute the training's batches by CUDA graphs from the next batch on, if the settings allow it.
+    def use_graphs(self, graphs: GraphedStep | None) -> None:
+        """Compute the batches from the next one on by these CUDA graphs; None: without graphs."""
+        if graphs is not self.graphs:
+            # averages gradients in another way with graphs and without: is made anew where it is needed next
+            self._wrapped_model = None
+            self._wrapped_criterion = None
+        self.graphs = graphs
+        self.task.graphs = graphs
 
-        wanted: number of padded shapes, each of which gets a graph; 0 for no graphs; "auto" to measure before the first
-        update whether graphs are faster, and use them if they are.
+    def _prepare_graphs(self, graphs: GraphedStep, sample: Any) -> None:
+        """Capture the graphs before the first update; with an obstacle, several processes go on by --ddp-backend.
+
+        sample: the update's first batch, as fairseq collates it; empty for a process that has none.
         """
-        self.graphs = self.task.graphs = graph_settings.graphed_step(self, wanted)
+        self.model.train()
+        self.criterion.train()
+        self.zero_grad()
+        on_device, _is_dummy = self._prepare_sample(sample)
+        graphs.prepare(on_device, self._model, self._criterion, self.optimizer, self.get_num_updates())
+        if graphs.obstacle is not None and graphs.processes is not None:
+            self.use_graphs(None)
 
     def _build_optimizer(self):
         """Build the optimiser and the learning rate's schedule; fairseq calls this, and again when it resumes.
@@ -165,7 +186,8 @@ class DeepTrainer(Trainer):
                 return None
             if not reset_optimizer:  # the same training goes on, by graphs if it began by graphs
                 began_with = extra_state.get(graph_settings.KEY, 0)
-                self.use_graphs(graph_settings.after_resume(self._cuda_graphs, began_with))
+                wanted = graph_settings.after_resume(self._cuda_graphs, began_with)
+                self.use_graphs(graph_settings.graphed_step(self, wanted))
             self.run.restore(extra_state, reset_meters)
         return extra_state
 
@@ -236,6 +258,8 @@ class DeepTrainer(Trainer):
         before = self.get_num_updates()
         with half_precision.without_cuda_calls(self):
             empty_first = sorted(samples, key=bool)
+            if self.graphs is not None and not self.graphs.prepared:
+                self._prepare_graphs(self.graphs, empty_first[0])
             logged = super().train_step(empty_first, raise_oom)
         # without targets in any process (a sample size of 0) the mean loss is 0 / 0, which is no divergence
         made = self.get_num_updates() > before and logged and logged.get("sample_size", 1)

@@ -81,7 +81,7 @@ def losses(work: Work, method: str, graphs: bool) -> tuple[list[float], GraphedS
     if graphs:  # set here, for these batches alone, as GraphedStep.plan sets it for those of an epoch
         step = GraphedStep(len(batches), trainer.task.target_dictionary.pad(), CudaDevice())
         step.pending_shapes = step.epoch_shapes = unique_shapes(batches)
-        trainer.graphs = trainer.task.graphs = step
+        trainer.use_graphs(step)
     found = []
     for number in range(UPDATES):
         log = update(trainer, batches[number % len(batches)])

@@ -109,7 +109,7 @@ def _time_updates(work: Work) -> dict[int, dict]:
         # graphs of these shapes alone, set here as GraphedStep.plan sets those of an epoch; hence --cuda-graphs=0 above
         step = GraphedStep(len(batches), padding, CudaDevice())
         step.pending_shapes = step.epoch_shapes = unique_shapes(list(batches.values()))
-        trainer.graphs = trainer.task.graphs = step
+        trainer.use_graphs(step)
 
     start = time.perf_counter()
     for batch in batches.values():

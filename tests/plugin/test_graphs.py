@@ -110,12 +110,6 @@ class TrainingRun(NamedTuple):
         return self.trainer.graphs
 
 
-def use_graphs(trainer, graphs: GraphedStep | None) -> None:
-    """Let a trainer and its task compute batches by these graphs, or without any."""
-    trainer.graphs = graphs
-    trainer.task.graphs = graphs
-
-
 def first_batches(trainer, count: int) -> list[dict]:
     """Begin epoch 1 of a trainer; return its first batches."""
     batches = list(trainer.get_train_iterator(1).next_epoch_itr(shuffle=True))
@@ -150,7 +144,7 @@ def train_translator_in_process(
         flags.remove("--cpu")
     trainer = trainer_of(flags)
     if device is not None:
-        use_graphs(trainer, GraphedStep(most_shapes, PAD, device))
+        trainer.use_graphs(GraphedStep(most_shapes, PAD, device))
     if padded_by is not None and hasattr(trainer.criterion, "masks_padding"):
         # a chunked loss computes padding too, as in a graph: products of as many rows, which round alike
         trainer.criterion.masks_padding = True
@@ -269,9 +263,7 @@ def test_each_replay_draws_dropout_from_the_present_seed():
 
     def loss_with_seed(seed):
         torch.manual_seed(seed)
-        loss, _size, _log = trainer.graphs.step(
-            sample, trainer.model, trainer.criterion, trainer.optimizer, update=3, dummy=False
-        )
+        loss, _size, _log = trainer.graphs.step(sample, update=3, dummy=False)
         return loss.item()
 
     first = loss_with_seed(1)
@@ -321,7 +313,7 @@ def test_a_loss_that_reads_numbers_of_the_device_trains_without_graphs():
 def test_a_training_of_one_process_can_use_graphs():
     trainer = trainer_of([*SMALL_TRANSLATOR])
 
-    trainer.use_graphs(SHAPES)
+    trainer.use_graphs(settings.graphed_step(trainer, SHAPES))
 
     assert trainer.graphs is not None
 
@@ -331,7 +323,7 @@ def test_a_training_of_one_process_can_use_graphs():
 def test_a_setting_that_allows_no_graphs_is_named(flag):
     trainer = trainer_of([*SMALL_TRANSLATOR, flag])
 
-    trainer.use_graphs(SHAPES)
+    trainer.use_graphs(settings.graphed_step(trainer, SHAPES))
 
     assert trainer.graphs is None
     assert flag in settings.why_settings_forbid_graphs(trainer)
@@ -340,7 +332,7 @@ def test_a_setting_that_allows_no_graphs_is_named(flag):
 def test_a_forward_hook_is_called_in_each_pass():
     """A hook that is there at the first batch ends the graphs, so that it sees every batch."""
     trainer = trainer_of(SMALL_TRANSLATOR)
-    use_graphs(trainer, GraphedStep(SHAPES, PAD, RecordedDevice()))
+    trainer.use_graphs(GraphedStep(SHAPES, PAD, RecordedDevice()))
     passes_seen = []
     trainer.get_model().decoder.layers[0].register_forward_hook(lambda *_: passes_seen.append(1))
     batches = first_batches(trainer, 3)
@@ -400,7 +392,7 @@ def test_auto_uses_graphs_only_if_they_are_faster(comparison):
     device = RecordedDevice(times=(1.0, 1.0, comparison.seconds_of_a_replay, comparison.seconds_of_a_replay))
     trainer = trainer_of(SMALL_TRANSLATOR)
     graphs = GraphedStep(SHAPES, PAD, device, compare=True)
-    use_graphs(trainer, graphs)
+    trainer.use_graphs(graphs)
     batches = first_batches(trainer, 3)
 
     with metrics.aggregate():
@@ -529,7 +521,7 @@ def train_language_model_in_process(text, kind: str, *flags, device=None) -> Lan
     words = (text, *KINDS[kind], *FLAGS, *flags)
     trainer = build_trainer(parse_training_flags([str(word) for word in words]))
     graphs = None if device is None else GraphedStep(SHAPES, PAD, device)
-    use_graphs(trainer, graphs)
+    trainer.use_graphs(graphs)
     batches = first_batches(trainer, LANGUAGE_MODEL_UPDATES)
     with metrics.aggregate():
         losses = [trainer.train_step([batch])["loss"] for batch in batches]

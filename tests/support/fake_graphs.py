@@ -73,8 +73,7 @@ def update(flags: Sequence[str], shape: step.Shape) -> GraphedUpdate:
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, step.DEVICE:
         trainer = trainer_of(["--max-tokens=4096", *flags])
         graphs = GraphedStep(limit=2, pad_index=1, device=FakeDevice())
-        trainer.graphs = graphs
-        trainer.task.graphs = graphs
+        trainer.use_graphs(graphs)
         trainer.begin_epoch(1)
 
     # The batch holds numbers and lies on the host, outside of the fake device. Its shape is the one planned for graphs.

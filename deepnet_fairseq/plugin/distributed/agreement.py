@@ -48,13 +48,27 @@ def broadcast_from_first(function: Callable[[], object]):
     return result
 
 
-def all_gather(mine) -> list:
-    """Return the list of the ranks' values of `mine`, which must be picklable, in the order of ranks."""
+def all_gather(mine, group=None) -> list:
+    """Return the list of the ranks' values of `mine`, which must be picklable, in the order of ranks.
+
+    group: over which they are sent, cpu_group() or None for the default group.
+    """
     if not has_several_ranks():
         return [mine]
     gathered = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, mine)
+    distributed.all_gather_object(gathered, mine, group=group)
     return gathered
+
+
+def cpu_group():
+    """Return a group of all ranks that exchanges what is on the CPU, by gloo; all ranks must call this.
+
+    That is the default group where it is gloo's, else a new one. While a new one is made, gloo may wait forever for a
+    process that is killed in the same moment.
+    """
+    if distributed.get_backend() == "gloo":
+        return distributed.group.WORLD
+    return distributed.new_group(backend="gloo")
 
 
 def largest(number: int, device: torch.device) -> int:

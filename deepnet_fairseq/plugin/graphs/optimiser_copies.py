@@ -13,34 +13,45 @@ from .capture import Device
 from .gradients import GradientBuffers
 
 
-def replace_copies_by_graphs(optimizer: Any, device: Device, buffers: GradientBuffers) -> bool:
-    """Replace the copies of a HalfPrecisionOptimizer (deepnet_adam.py), and the norm of its gradients, by graphs.
+class OptimiserCopies:
+    """The graphs that replace the copies of a HalfPrecisionOptimizer (deepnet_adam.py), and the norm of its gradients.
 
-    Returns True; for another optimiser changes nothing and returns False. buffers: the `grad` of the model's
-    parameters. From now on they are set to 0 between updates instead of being dropped, because the graph reads them at
-    a fixed address.
+    norm: tensor () that a replay of `gradients` fills; buffers: the `grad` of the model's parameters.
     """
+
+    def __init__(self, optimizer: Any, device: Device, buffers: GradientBuffers):
+        """Capture both graphs; `use` lets the optimiser replay them."""
+        self.optimizer = optimizer
+        self.buffers = buffers
+        optimizer.prepare_gradients()  # makes the float32 gradients, to whose addresses the graph copies
+        compute_norm = optimizer.fp32_optimizer.norm
+        self.norm = compute_norm()
+
+        def gradients_with_norm() -> None:
+            """Copy the gradients to float32 and compute their norm."""
+            optimizer.copy_gradients()
+            self.norm.copy_(compute_norm())
+
+        self.gradients = device.graph()
+        self.gradients.capture(gradients_with_norm)
+        self.weights = device.graph()
+        self.weights.capture(optimizer.copy_weights)
+
+    def use(self) -> None:
+        """Replace the optimiser's copies and its norm by the graphs.
+
+        From now on the gradients are set to 0 between updates instead of being dropped, because the graph reads them at
+        a fixed address.
+        """
+        # replaces the methods of these two objects alone, so that other trainings in the process stay as they are
+        self.optimizer.copy_gradients = self.gradients.replay
+        self.optimizer.copy_weights = self.weights.replay
+        self.optimizer.drop_gradients = self.buffers.zero
+        self.optimizer.fp32_optimizer.norm = lambda: self.norm
+
+
+def capture_copies(optimizer: Any, device: Device, buffers: GradientBuffers) -> OptimiserCopies | None:
+    """Capture the graphs for the copies of an optimiser; None for one that is no HalfPrecisionOptimizer."""
     if not hasattr(optimizer, "copy_gradients"):  # a method that only HalfPrecisionOptimizer has
-        return False
-    adam = optimizer.fp32_optimizer
-    optimizer.prepare_gradients()  # makes the float32 gradients, to whose addresses the graph copies
-    copy_gradients = optimizer.copy_gradients
-    compute_norm = adam.norm
-    norm = compute_norm()  # the tensor of shape () that each replay fills
-
-    def gradients_with_norm() -> None:
-        """Copy the gradients to float32 and compute their norm."""
-        copy_gradients()
-        norm.copy_(compute_norm())
-
-    gradients_graph = device.graph()
-    gradients_graph.capture(gradients_with_norm)
-    weights_graph = device.graph()
-    weights_graph.capture(optimizer.copy_weights)
-
-    # replaces the methods of these two objects alone, so that other trainings in the process stay as they are
-    optimizer.copy_gradients = gradients_graph.replay
-    optimizer.copy_weights = weights_graph.replay
-    optimizer.drop_gradients = buffers.zero
-    adam.norm = lambda: norm
-    return True
+        return None
+    return OptimiserCopies(optimizer, device, buffers)

@@ -15,8 +15,9 @@ from fairseq.tasks import FairseqTask
 
 from ...core.modules import submodules
 from ...errors import UserError
+from ..distributed import agreement
 from .capture import CudaDevice, Device
-from .step import GraphedStep
+from .step import GraphedStep, Processes
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ AUTO = "auto"  # time a batch with and without a graph before the first update, 
 # Number of shapes with AUTO. On IWSLT-14's batches of 4,096 tokens 32 shapes make batches 12% larger by padding, 16
 # shapes 25%, 64 shapes 8%.
 AUTO_SHAPES = 32
+# --ddp-backend whose only effect is that gradients are averaged, as GraphedStep.average_gradients does it
+AVERAGING = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp")
 KEY = "deepnet_cuda_graphs"  # in a checkpoint's extra_state: GraphedStep.for_checkpoint, 0 without graphs
 
 
@@ -80,9 +83,18 @@ def graphed_step(trainer: Any, wanted: int | str) -> GraphedStep | None:
         return None
 
     pad_index = trainer.task.target_dictionary.pad()
-    if wanted == AUTO:
-        return GraphedStep(AUTO_SHAPES, pad_index, device, compare=True, restart=restart_without_graphs)
-    return GraphedStep(int(wanted), pad_index, device)
+    processes = None
+    if trainer.data_parallel_world_size > 1:
+        processes = Processes(
+            number=trainer.data_parallel_world_size,
+            of_gradients=trainer.data_parallel_process_group,
+            of_decisions=agreement.cpu_group(),
+        )
+    if wanted != AUTO:
+        return GraphedStep(int(wanted), pad_index, device, processes=processes)
+    # a process that others wait for cannot be replaced
+    restart = restart_without_graphs if processes is None else None
+    return GraphedStep(AUTO_SHAPES, pad_index, device, compare=True, restart=restart, processes=processes)
 
 
 def device_of(trainer: Any) -> Device | None:
@@ -107,8 +119,12 @@ def restart_without_graphs() -> None:
 
 def why_settings_forbid_graphs(trainer: Any) -> str | None:
     """Return the reason, for the log, why a trainer's settings cannot go with graphs; None if they can."""
+    several_processes = trainer.cfg.distributed_training
     if trainer.data_parallel_world_size > 1:
-        return "several processes add up their gradients between the passes"
+        if several_processes.ddp_backend not in AVERAGING:
+            return f"--ddp-backend {several_processes.ddp_backend} does more than to average gradients"
+        if several_processes.ddp_comm_hook != "none":
+            return f"--ddp-comm-hook {several_processes.ddp_comm_hook} changes how gradients are averaged"
     if trainer.cfg.optimization.use_bmuf:
         return "--use-bmuf keeps gradients of its own"
     recomputes = any(getattr(module, "recomputed_layers", 0) for module in submodules(trainer.get_model()))

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from ...core.models import DeepModel
 from ...core.modules import submodules
 from ...core.stack import Stack
-from . import optimiser_copies, shapes
+from ..distributed import agreement
+from . import shapes
 from .capture import CaptureFailed, Device, Graph, Memory
 from .gradients import GradientBuffers
 from .lint import CaptureLint
+from .optimiser_copies import OptimiserCopies, capture_copies
 from .shapes import Shape
 from .static_batch import DIMENSIONS, StaticBatch, shape_of, tensors_of
 
@@ -44,6 +46,18 @@ SPARE_MEMORY = 1 / 20  # share of the device's memory that captures leave free, 
 MORE_SHAPES = 1 / 4  # new shapes that each later epoch may add, as a share of GraphedStep.limit
 
 
+class Processes(NamedTuple):
+    """The processes that train together, each with batches of its own.
+
+    Both are torch's process groups: one over which gradients are added up, on the training's device, and one of gloo,
+    over which decisions are exchanged on the CPU.
+    """
+
+    number: int
+    of_gradients: Any
+    of_decisions: Any
+
+
 @dataclass
 class Captured:
     """Graph of one shape, and the tensors that it reads and fills.
@@ -60,25 +74,28 @@ class Captured:
 class GraphedStep:
     """Computes the passes of a training's batches by graphs, one for each of at most `limit` padded shapes.
 
-    The trainer calls `plan` at the beginning of an epoch, the task `step` for each batch. The first `step` runs the
-    passes once without effect, to find operations that cannot be captured and to let libraries make their workspaces.
-    Then it captures the graphs of all planned shapes, the largest first. A graph is not captured as late as its first
-    batch comes, because the batches computed without a graph until then would need memory for their activations beside
-    that of the graphs.
+    The trainer calls `plan` at the beginning of an epoch and `prepare` before the first update, the task `step` for
+    each batch. `prepare` runs the passes once without effect, to find operations that cannot be captured and to let
+    libraries make their workspaces. Then it captures the graphs of all planned shapes, the largest first. A graph is
+    not captured as late as its first batch comes, because the batches computed without a graph until then would need
+    memory for their activations beside that of the graphs.
+
+    With several processes all of them call `prepare`, and at its end they use graphs, or none does. Each adds its own
+    batches' gradients to its buffers, and the trainer calls `average_gradients` after an update's last batch.
     """
 
-    # set by _prepare, at the first batch
+    # set by _look_through
     model: nn.Module
-    criterion: Any
     optimizer: Any
-    modules: list[nn.Module]  # of model and criterion
     timed_modules: list[Any]  # those among them that have set_num_updates, and so change with the number of updates
     module_numbers: list[tuple]  # of timed_modules at that time, as _numbers_of_modules returned them
     buffers: GradientBuffers
     scale: Tensor  # (), by which the graphs multiply the loss
     tensor_names: Any  # of the first sample's tensors
-    reads_norm: bool  # whether the optimiser copies each update's norm to the CPU, and so waits for the device
+    # whether the CPU waits for each update's norm of the gradients before it looks at the update's log
+    norm_comes_first: bool
     kernels_in_graphs: Any  # context in which passes run and are captured, Device.faster_kernels
+    optimiser_copies: OptimiserCopies | None  # graphs of the optimiser's copies, None for an optimiser without
     memory_before: Memory  # before anything was made for graphs
     # set by _try_passes
     operators: int  # in the passes of a batch, as CaptureLint counts them
@@ -86,21 +103,29 @@ class GraphedStep:
     counts: dict[str, str]  # keys of the log that are counts of the batch -> "ntokens" or "nsentences"
 
     def __init__(
-        self, limit: int, pad_index: int, device: Device, compare: bool = False,
+        self,
+        limit: int,
+        pad_index: int,
+        device: Device,
+        compare: bool = False,
         restart: Callable[[], None] | None = None,
-    ):  # fmt: skip
+        processes: Processes | None = None,
+    ):
         """Take the settings; nothing is captured yet.
 
         limit: largest number of shapes in the first epoch; pad_index: index of the padding symbol; compare: measure
         before the first update whether graphs are faster at all, and go on without if they are not; restart: called if
-        a capture fails before any batch was computed by a graph; None, or a restart that returns, lets CaptureFailed
-        end the training.
+        a capture fails before the first update; None, or a restart that returns, lets CaptureFailed end the training;
+        processes: those that train together, None for a training of one process.
         """
         self.limit = limit
         self.pad_index = pad_index
         self.device = device
         self.compare = compare
         self.restart = restart
+        self.processes = processes
+        self.criterion: Any = None  # and `modules`, those of model and criterion: set by _look_through
+        self.modules: list[nn.Module] = []
         self.obstacle: str | None = None  # why no batch is computed by a graph any more; None while graphs are in use
         # arrays of shapes, (N, 2 or 3) once there are any
         self.pending_shapes = numpy.empty((0, 0), numpy.int64)  # shapes whose graphs are still to be captured
@@ -109,7 +134,7 @@ class GraphedStep:
         self.captured: dict[Shape, Captured] = {}
         self.served = 0  # batches computed by a graph
         self.unserved = 0  # batches left to fairseq
-        self.prepared = False  # whether the first batch has come
+        self.prepared = False  # whether `prepare` was called
         self.logged_once: set[str] = set()
 
     @property
@@ -148,9 +173,7 @@ class GraphedStep:
 
     # a batch
 
-    def step(
-        self, sample: dict[str, Any], model: nn.Module, criterion: Any, optimizer: Any, update: int, dummy: bool
-    ) -> Step | None:
+    def step(self, sample: dict[str, Any], update: int, dummy: bool) -> Step | None:
         """Compute a batch by a graph in the place of FairseqTask.train_step; return None if fairseq must compute it.
 
         Adds the gradients of the scaled loss to the parameters' `grad`, and returns loss, sample size and log. sample:
@@ -161,14 +184,9 @@ class GraphedStep:
         if self.obstacle is not None or not self._can_read(sample):
             return None
 
-        if not self.prepared:
-            if not len(self.pending_shapes):
-                self._give_up("the batches of the epoch are not known before they come")
-                return None
-            self._prepare(sample, model, criterion, optimizer, update)
-        elif self.timed_modules:
+        if self.timed_modules:
             # a graph reads tensors that change in place, but computes with a Python number as it was at the capture
-            model.set_num_updates(update)
+            self.model.set_num_updates(update)
             if self._numbers_of_modules() != self.module_numbers:
                 self._give_up("a module changes with the updates by a number that is no tensor")
         if self.obstacle is not None:  # found just now
@@ -186,8 +204,8 @@ class GraphedStep:
         self.buffers.attach()
         self._set_scale(dummy)
         captured.graph.replay()
-        if hasattr(optimizer, "_needs_sync"):
-            optimizer._needs_sync = True  # as FP16Optimizer.backward does: the float32 gradients are out of date
+        if hasattr(self.optimizer, "_needs_sync"):
+            self.optimizer._needs_sync = True  # as FP16Optimizer.backward does: the float32 gradients are out of date
         self.served += 1
         self.unserved -= 1
         return self._results(captured, sample)
@@ -236,7 +254,7 @@ class GraphedStep:
         for key, tensor in captured.outputs.items():
             if key == SIZE:
                 log[key] = tensor.item()  # fairseq computes with it on the CPU at once
-            elif self.reads_norm and tensor.is_cuda:
+            elif self.norm_comes_first and tensor.is_cuda:
                 # the copy need not be waited for here: before the trainer looks at the log, it waits for the norm of
                 # the gradients, which deepnet_adam copies to the CPU later
                 log[key] = tensor.to("cpu", non_blocking=True)
@@ -250,14 +268,95 @@ class GraphedStep:
         size = log.pop(SIZE)
         return loss, size, log
 
+    # gradients of several processes
+
+    def average_gradients(self) -> None:
+        """Average the parameters' gradients over the processes, after the last batch of an update.
+
+        All processes must call this. One collective for each dtype of the parameters, whatever their number. Gradients
+        are divided before they are added up, as DDP does it: in half precision the sum of all may overflow.
+        """
+        processes = self.processes
+        if processes is None:
+            return
+        self.buffers.attach()
+        for flat in self.buffers.flat:
+            flat.div_(processes.number)
+            torch.distributed.all_reduce(flat, group=processes.of_gradients)
+
     # before the first update
 
-    def _prepare(self, sample: dict[str, Any], model: nn.Module, criterion: Any, optimizer: Any, update: int) -> None:
+    def prepare(self, sample: dict[str, Any], model: nn.Module, criterion: Any, optimizer: Any, update: int) -> None:
+        """Capture the graphs of the first epoch's shapes, or find out why there can be none, and set `obstacle`.
+
+        The trainer calls this before the first update; with several processes on all of them, which then all go on with
+        graphs of the same shapes, or all without. sample: a batch of fairseq's, on the device; model, criterion: those
+        that are trained, not their wrappers for several processes; update: updates made so far, in earlier runs.
+        Raises CaptureFailed if a capture fails, on all processes if it fails on one.
+        """
+        failure = None
+        try:
+            if self.obstacle is None and self._can_read(sample):
+                self._look_through(sample, model, criterion, optimizer, update)
+        except CaptureFailed as error:
+            failure = error
+        except torch.OutOfMemoryError:
+            self._give_up("memory does not suffice for the passes of the largest batch")
+
+        self.prepared = True
+        if self.processes is not None:
+            self._agree(failure, self.processes)
+        elif failure is not None:
+            if self.restart is not None:
+                self.restart()
+            raise failure
+        if self.obstacle is None:
+            self._begin()
+
+    def _agree(self, failure: CaptureFailed | None, processes: Processes) -> None:
+        """Learn what the other processes have found, and go on as all of them can.
+
+        Raises CaptureFailed on all if one has failed to capture; calls _give_up on all if one has found an obstacle;
+        else leaves each process those graphs that all have. failure: of this process. The processes exchange this over
+        the CPU, because a GPU cannot be used any more after a failed capture.
+        """
+        failed_here = None if failure is None else str(failure)
+        findings = agreement.all_gather((failed_here, self.obstacle, len(self.captured)), processes.of_decisions)
+        for failed, _obstacle, _captured in findings:
+            if failed is not None:
+                raise CaptureFailed(failed) from failure
+        for number, (_failed, obstacle, _captured) in enumerate(findings):
+            if obstacle is not None:
+                self._give_up(f"on process {number} of {len(findings)}: {obstacle}")
+
+        # the same planned shapes were captured in the same order, the largest first
+        fewest = min(captured for _failed, _obstacle, captured in findings)
+        for shape in list(self.captured)[fewest:]:
+            del self.captured[shape]
+        self.captured_shapes = self.captured_shapes[:fewest]
+
+    def _begin(self) -> None:
+        """Let model and optimiser change from fairseq's way of a batch to that of the graphs."""
+        self.buffers.attach()
+        if self.optimiser_copies is not None:
+            self.optimiser_copies.use()
+        # several processes add up their logs before they compute the norm
+        self.norm_comes_first = self.optimiser_copies is not None and self.processes is None
+        for module in self.modules:
+            if isinstance(module, DeepModel):
+                # spares model.train() the walk through all modules at each batch
+                module.one_mode = True
+
+    def _look_through(
+        self, sample: dict[str, Any], model: nn.Module, criterion: Any, optimizer: Any, update: int
+    ) -> None:
         """Make the buffers, run the passes once without effect, and capture the graphs of the first epoch's shapes.
 
-        Calls _give_up and returns where something forbids graphs. The arguments are those of `step`.
+        Calls _give_up and returns where something forbids graphs. The arguments are those of `prepare`.
         """
-        self.prepared = True
+        if not len(self.pending_shapes):
+            self._give_up("the batches of the epoch are not known before they come")
+            return
         gc.collect()  # so that tensors in cycles of references do not count as memory in use
         self.memory_before = self.device.memory()
         self.model = model
@@ -286,7 +385,6 @@ class GraphedStep:
         self.buffers = GradientBuffers(list(parameters.values()))
         self.scale = torch.ones((), device=sample["target"].device)
         self.tensor_names = tensors_of(sample).keys()
-        self.reads_norm = False  # until the optimiser's copies are replaced below
         if hasattr(criterion, "masks_padding"):
             # makes the chunked losses compute the loss of all positions and set that of padding to 0; else they select
             # the other positions by a mask, and the CPU waits for their number
@@ -304,12 +402,8 @@ class GraphedStep:
         if self.obstacle is not None:
             return
 
-        self.buffers.attach()
-        self.reads_norm = optimiser_copies.replace_copies_by_graphs(optimizer, self.device, self.buffers)
-        for module in self.modules:
-            if isinstance(module, DeepModel):
-                # spares model.train() the walk through all modules at each batch
-                module.one_mode = True
+        self.buffers.attach()  # the graph of the optimiser's copies reads the gradients in the buffers
+        self.optimiser_copies = capture_copies(optimizer, self.device, self.buffers)
         self._capture_planned(sample)
 
     def _static_batch(self, sample: dict[str, Any], shape: Shape) -> StaticBatch:
@@ -385,8 +479,6 @@ class GraphedStep:
         if replayed * (1 + padding) < plain:
             logger.info(f"{line}: with graphs")
         else:
-            self.captured.clear()  # frees the memory of the graph
-            self.captured_shapes = self.pending_shapes[:0]
             self._give_up(f"{line}: graphs are no faster")
 
     def _random_state_restored(self) -> Any:
@@ -436,8 +528,7 @@ class GraphedStep:
     def _capture(self, sample: dict[str, Any], shape: Shape) -> Captured:
         """Capture the passes of a batch of some shape; keep the graph in `captured`, and return it.
 
-        sample: any of the training, for the names and dtypes of its tensors. If the capture fails before any batch was
-        computed by a graph, `restart` is called. Raises CaptureFailed if there is no restart, or if it returns.
+        sample: any of the training, for the names and dtypes of its tensors. Raises CaptureFailed.
         """
         outputs = {key: torch.empty_like(like) for key, like in self.output_like.items()}
         captured = Captured(StaticBatch(sample, shape, self.pad_index), self.device.graph(), outputs)
@@ -450,12 +541,7 @@ class GraphedStep:
             for key, output in captured.outputs.items():
                 output.copy_(computed[key])
 
-        try:
-            captured.graph.capture(passes)
-        except CaptureFailed:
-            if self.restart is not None and not self.served:
-                self.restart()
-            raise
+        captured.graph.capture(passes)
         self.captured[shape] = captured
         self.captured_shapes = numpy.array(list(self.captured), dtype=numpy.int64)
         return captured
@@ -490,18 +576,20 @@ class GraphedStep:
     def _give_up(self, why: str) -> None:
         """Compute no more batches by graphs: set `obstacle` to `why`, and log it.
 
-        Also resets the attributes that _prepare has set in model and criterion. Only the first call does anything.
+        Also frees the memory of the graphs, and resets the attributes that were set in model and criterion for them.
+        Only the first call does anything.
         """
         if self.obstacle is not None:
             return
         self.obstacle = why
         logger.info(f"--cuda-graphs: the training goes on without: {why}")
-        if self.prepared:
-            if hasattr(self.criterion, "masks_padding"):
-                self.criterion.masks_padding = False
-            for module in self.modules:
-                if isinstance(module, DeepModel):
-                    module.one_mode = False
+        self.captured.clear()
+        self.captured_shapes = self.captured_shapes[:0]
+        if hasattr(self.criterion, "masks_padding"):
+            self.criterion.masks_padding = False
+        for module in self.modules:
+            if isinstance(module, DeepModel):
+                module.one_mode = False
 
     def _log_once(self, line: str) -> None:
         """Log a line, unless this object has logged it before."""
