@@ -21,12 +21,15 @@ def group_size(cfg: Any) -> int:
     return cfg.checkpoint_every or 1
 
 
-def recomputed(group: Callable[[Tensor, State], Tensor], x: Tensor, state: State) -> Tensor:
+def recomputed(
+    group: Callable[[Tensor, State], Tensor], x: Tensor, state: State, same_random_numbers: bool = True
+) -> Tensor:
     """Return group(x, state) without keeping its activations: the backward pass computes them again from x.
 
     group: function that runs some layers on x (B, T, W) and returns their output. It may change `state`, what layers
     share in one forward pass (pass_state.py), in place; afterwards `state` is what the first run has made of it. The
-    second time it begins with the same state and the same random numbers as the first time.
+    second time it begins with the same state as the first time, and draws the same random numbers. same_random_numbers:
+    False for a group that draws none, and so need not put the random generators back.
     """
 
     def run_on_copy(x: Tensor, state_before: State) -> tuple[Tensor, State]:
@@ -35,7 +38,9 @@ def recomputed(group: Callable[[Tensor, State], Tensor], x: Tensor, state: State
         return group(x, state_after), state_after
 
     # a copy, because the backward pass needs the state as it is now, and `state` goes on changing
-    y, state_after = checkpoint(run_on_copy, x, copied(state), use_reentrant=False)
+    y, state_after = checkpoint(
+        run_on_copy, x, copied(state), use_reentrant=False, preserve_rng_state=same_random_numbers
+    )
     state.clear()
     state.update(state_after)
     return y

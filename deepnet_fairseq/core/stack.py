@@ -53,6 +53,8 @@ class Stack(nn.Module):
         self.max_tokens = shape.max_positions
         self.num_layers = shape.num_layers
         self.recomputed_layers = group_size(cfg)  # how many are recomputed together, 0 without --checkpoint-activations
+        # False if layers draw none: CUDA graphs set it, for which the random generators must not be put back
+        self.recomputes_random_numbers = True
 
         self.embed_tokens = embed_tokens
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(shape.dim)
@@ -230,7 +232,7 @@ class Stack(nn.Module):
         layers = list(enumerate(self.layers))
         for first in range(0, len(layers), together):
             group = partial(self._run_layers, layers[first : first + together], inputs, layer_kwargs or {})
-            x = recomputed(group, x, state) if recompute else group(x, state)
+            x = recomputed(group, x, state, self.recomputes_random_numbers) if recompute else group(x, state)
             yield x
 
     def _run_layers(

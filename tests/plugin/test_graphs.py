@@ -210,6 +210,9 @@ def test_graphs_change_no_bit_of_any_method(method):
         smoke(("--fp16", "--optimizer=adam")),
         smoke(("--amp",)),
         smoke(("--memory-efficient-fp16", "--optimizer=adam")),
+        ("--checkpoint-activations",),
+        smoke(("--checkpoint-every=2", "--method=dlcl", CHUNKED)),  # its layers share a tensor
+        smoke(("--checkpoint-activations", "--memory-efficient-fp16", "--optimizer=adam")),
         smoke((CHUNKED,)),
         smoke((CHUNKED, "--fp16")),
         smoke(("--pro-res", "--pro-res-updates=3", "--qk-norm")),
@@ -319,14 +322,26 @@ def test_a_training_of_one_process_can_use_graphs():
 
 
 @pytest.mark.usefixtures("graphs_on_a_cpu")
-@pytest.mark.parametrize("flag", ["--checkpoint-activations", "--use-bmuf"])
-def test_a_setting_that_allows_no_graphs_is_named(flag):
-    trainer = trainer_of([*SMALL_TRANSLATOR, flag])
+def test_a_setting_that_allows_no_graphs_is_named():
+    trainer = trainer_of([*SMALL_TRANSLATOR, "--use-bmuf"])
 
     trainer.use_graphs(settings.graphed_step(trainer, SHAPES))
 
     assert trainer.graphs is None
-    assert flag in settings.why_settings_forbid_graphs(trainer)
+    assert "--use-bmuf" in settings.why_settings_forbid_graphs(trainer)
+
+
+@pytest.mark.parametrize("flag", ["--dropout=0.1", "--attention-dropout=0.1", "--activation-dropout=0.1"])
+def test_layers_that_are_recomputed_with_dropout_train_without_graphs(flag):
+    """A capture must not put back the random generators, so the layers would draw other numbers the second time."""
+    flags = ("--checkpoint-activations", flag)
+
+    with_device = train_translator_in_process(*flags, device=RecordedDevice(), updates=3)
+
+    plain = train_translator_in_process(*flags, updates=3)
+    assert "--checkpoint-activations" in with_device.graphs.obstacle
+    assert with_device.losses == plain.losses
+    assert with_device.norms == plain.norms
 
 
 def test_a_forward_hook_is_called_in_each_pass():
@@ -688,6 +703,7 @@ def test_cuda_graphs_change_no_bit_of_any_method(method):
         ("--fp16", "--pro-res", "--pro-res-updates=3", "--qk-norm"),
         ("--fp16", "--method=branchnorm", "--branchnorm-updates=7", "--store-ema", "--ema-decay=0.9"),
         ("--fp16", CHUNKED),
+        ("--fp16", "--checkpoint-every=2", CHUNKED),
     ],
     ids=" ".join,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class RecordedGraph(TorchDispatchMode):
     """Graph of a function, see deepnet_fairseq.plugin.graphs.capture.Graph.
 
     The capture runs the function, records its calls, and takes back what it has written. It raises a RuntimeError for
-    one of the operators in FORBIDDEN, as CUDA does.
+    one of the operators in FORBIDDEN, and for a read of the random generator's state, as CUDA does.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class RecordedGraph(TorchDispatchMode):
         self.overwritten: dict[int, tuple[Tensor, Tensor]] = {}  # other memory that it writes to, and its old content
 
     def capture(self, function: Callable[[], None]) -> None:
-        with torch.random.fork_rng([]), self:
+        with torch.random.fork_rng([]), patch.object(torch, "get_rng_state", _state_must_not_be_read), self:
             function()
         for memory, content in self.overwritten.values():
             memory.copy_(content)
@@ -94,6 +95,11 @@ class RecordedGraph(TorchDispatchMode):
                 for place, tensor in call.allocated.items():
                     if tensor.numel():
                         tensor.copy_(results[place])
+
+
+def _state_must_not_be_read() -> Tensor:
+    """Stand in for torch.get_rng_state during a capture."""
+    raise RuntimeError("the state of a generator cannot be read when stream is capturing")
 
 
 def address(tensor: Tensor) -> int:

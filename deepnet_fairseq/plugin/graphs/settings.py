@@ -13,7 +13,6 @@ from typing import Any
 
 from fairseq.tasks import FairseqTask
 
-from ...core.modules import submodules
 from ...errors import UserError
 from ..distributed import agreement
 from .capture import CudaDevice, Device
@@ -127,9 +126,6 @@ def why_settings_forbid_graphs(trainer: Any) -> str | None:
             return f"--ddp-comm-hook {several_processes.ddp_comm_hook} changes how gradients are averaged"
     if trainer.cfg.optimization.use_bmuf:
         return "--use-bmuf keeps gradients of its own"
-    recomputes = any(getattr(module, "recomputed_layers", 0) for module in submodules(trainer.get_model()))
-    if recomputes:
-        return "--checkpoint-activations sets random numbers back within a pass"
     if trainer.task.own_train_step() is not FairseqTask.train_step:  # the step that GraphedStep.step replaces
         return f"--task {trainer.cfg.task._name} has a training step of its own"
     return None

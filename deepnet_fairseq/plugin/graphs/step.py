@@ -363,6 +363,7 @@ class GraphedStep:
         self.criterion = criterion
         self.optimizer = optimizer
         self.modules = [*submodules(model), *criterion.modules()]
+        self._set_recomputed_random_numbers(False)
         if any(has_foreign_hooks(module) for module in self.modules):
             self._give_up("a hook wants to be called in each pass")
             return
@@ -430,7 +431,13 @@ class GraphedStep:
                 return self._passes(batch)
 
         with self._random_state_restored():
+            before = self._random_state()
             gradients, outputs = self.device.warm_up(passes)
+            draws = any(not torch.equal(*states) for states in zip(before, self._random_state(), strict=True))
+        recomputes = any(getattr(module, "recomputed_layers", 0) for module in self.modules)
+        if recomputes and draws:
+            self._give_up("--checkpoint-activations draws random numbers a second time; set all dropouts to 0")
+            return
         self.operators = lint.calls
         if lint.findings:
             places = "; ".join(dict.fromkeys(lint.findings))  # each once
@@ -484,6 +491,23 @@ class GraphedStep:
     def _random_state_restored(self) -> Any:
         """Return a context at whose end torch's random generators are put back into their state at its beginning."""
         return torch.random.fork_rng([self.scale.device] if self.scale.is_cuda else [])
+
+    def _random_state(self) -> list[Tensor]:
+        """Return the state of torch's random generators, of the CPU's and of the GPU's if there is one."""
+        states = [torch.get_rng_state()]
+        if self.scale.is_cuda:
+            states.append(torch.cuda.get_rng_state(self.scale.device))
+        return states
+
+    def _set_recomputed_random_numbers(self, recomputed: bool) -> None:
+        """Say whether layers under --checkpoint-activations draw random numbers the same a second time.
+
+        Only with False can they be captured: a capture forbids to read a random generator's state (torch.utils.
+        checkpoint, preserve_rng_state).
+        """
+        for module in self.modules:
+            if isinstance(module, Stack):
+                module.recomputes_random_numbers = recomputed
 
     # capture
 
@@ -587,6 +611,7 @@ class GraphedStep:
         self.captured_shapes = self.captured_shapes[:0]
         if hasattr(self.criterion, "masks_padding"):
             self.criterion.masks_padding = False
+        self._set_recomputed_random_numbers(True)
         for module in self.modules:
             if isinstance(module, DeepModel):
                 module.one_mode = False
