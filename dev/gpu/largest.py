@@ -21,28 +21,41 @@ PLAN = "--arch deepnet_transformer --share-all-embeddings --memory-efficient-fp1
 
 
 def run(work: Work) -> Iterator[dict]:
-    """Make ten updates with recomputation of activations; yield a row of the planned memory, then one of the training.
+    """Make ten updates with recomputation of activations, twice; yield rows of the planned memory and of the training.
 
-    "peak_GiB" is the memory in both rows; the second has the losses and the seconds of an update, too.
+    The first time with dropout, the second time without and by CUDA graphs, which need that ("graphs"). "peak_GiB" is
+    the memory in all rows; those of trainings have the losses and the seconds of an update, too.
     """
-    settings = [*shlex.split(figure6.MODEL), "--optimizer=adam", f"--max-tokens={TOKENS}"]  # width, optimisation
+    yield from measured(work, "training", [])
+    # batches get few shapes, because a graph of 1,000 layers takes memory
+    without_dropout = ["--dropout=0", "--cuda-graphs=auto" if work.miniature else "--cuda-graphs=4"]
+    yield from measured(work, "graphs", without_dropout)
+
+
+def measured(work: Work, name: str, more: list[str]) -> Iterator[dict]:
+    """Yield a row of the memory that is planned for a training of ten updates, then one of the training.
+
+    name: of the training in its row; more: its further flags, which `deepnet plan` takes too.
+    """
+    settings = [*shlex.split(figure6.MODEL), "--optimizer=adam", f"--max-tokens={TOKENS}", *more]
     layers = 2 if work.miniature else 500
     model = model_flags("deepnorm", layers)  # method and depth
     if work.miniature:
         model += [*shlex.split(MINIATURE), "--max-tokens=500"]
 
-    out = work.folder / "plan.json"
+    out = work.folder / f"plan-{name}.json"
     dictionary = min(work.corpus.glob("dict.*.txt"))  # both languages share it
     symbols = len(dictionary.read_text(encoding="utf-8").splitlines())
     sizes = [*plan_flags(settings), *model, f"--vocab={symbols}"]
-    work.run([PYTHON, "-m", "deepnet_fairseq", "plan", *shlex.split(PLAN), *sizes, "--json"], "plan", out=out)
+    command = [PYTHON, "-m", "deepnet_fairseq", "plan", *shlex.split(PLAN), *sizes, "--json"]
+    work.run(command, f"plan-{name}", out=out)
     plan = json.loads(out.read_text())
-    yield {"what": "plan", "peak_GiB": round(plan["memory"]["peak"] / 2**30, 2)}
+    yield {"what": "plan", "of": name, "peak_GiB": round(plan["memory"]["peak"] / 2**30, 2)}
 
     place = ["--cpu", "--num-workers=0"] if work.miniature else ["--memory-efficient-fp16"]
     flags = [*settings, *model, *place, "--checkpoint-activations", "--warmup-updates=4000", "--log-interval=1"]
     flags += ["--no-save", "--disable-validation"]
-    training = Training(work, work.corpus, flags, UPDATES, facts={"what": "training"})
+    training = Training(work, work.corpus, flags, UPDATES, name=name, facts={"what": name})
     yield training.run()
 
 

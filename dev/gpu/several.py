@@ -23,7 +23,9 @@ UPDATES, SAVE = 30, 10  # updates of a training, and from one save to the next
 
 
 def run(work: Work) -> Iterator[dict]:
-    """Train DeepNorm on one GPU, on all, on all with ZeRO, and on all but killed and resumed; yield a row of each.
+    """Train DeepNorm on one GPU, and on all in five ways; yield a row of each.
+
+    The five: by torch's DistributedDataParallel; by it with ZeRO; both by CUDA graphs; killed and resumed.
 
     This is done at each depth. A row is what Training.run returns. Every training makes the same updates from the same
     batches, without dropout: one GPU computes in turn what the others compute at once (--update-freq). So the rows of
@@ -36,9 +38,12 @@ def run(work: Work) -> Iterator[dict]:
         one = training(work, f"one_{layers}", layers, [f"--update-freq={processes}"], processes=1)
         yield one.run()
 
-        flags_by_name = {"ddp": [], "zero": ["--zero-sharding=os"]}  # DistributedDataParallel without and with ZeRO
+        flags_by_name = {"ddp": [], "zero": ["--zero-sharding=os"]}
         if work.miniature:
             del flags_by_name["ddp"]  # the killed training below is one of that kind, too
+        else:  # a CPU has no graphs
+            flags_by_name["graphs"] = ["--cuda-graphs=16"]
+            flags_by_name["zero-graphs"] = ["--zero-sharding=os", "--cuda-graphs=16"]
         for name, flags in flags_by_name.items():
             many = training(work, f"{name}_{layers}", layers, flags, processes)
             yield many.run() | {"largest_difference": weights_differ(one.checkpoint, many.checkpoint)}

@@ -281,6 +281,25 @@ def test_cuda_graphs_take_memory_by_shape_and_one_set_of_gradients():
     assert eight.peak == without.peak + eight.graphs
 
 
-def test_cuda_graphs_take_nothing_where_layers_are_recomputed():
+def test_cuda_graphs_take_nothing_where_layers_with_dropout_are_recomputed():
     """The training goes on without graphs there."""
-    assert memory_with_graphs(8, "--checkpoint-activations").graphs == 0
+    assert memory_with_graphs(8, "--checkpoint-activations", "--dropout=0.1").graphs == 0
+
+
+def test_graphs_of_layers_that_are_recomputed_have_more_kernels():
+    """A graph holds the kernels of the layers' forward pass twice, which are more than a fifth of all."""
+    kept = memory_with_graphs(8, "--dropout=0")
+    recomputed = memory_with_graphs(8, "--dropout=0", "--checkpoint-activations")
+
+    kernels_kept = kept.graphs - kept.gradients
+    kernels_recomputed = recomputed.graphs - recomputed.gradients
+    assert 1.2 * kernels_kept < kernels_recomputed < 2 * kernels_kept
+
+
+def test_graphs_on_several_gpus_take_the_memory_of_those_on_one_and_send_no_copy():
+    one = memory_with_graphs(8)
+    four = memory_with_graphs(8, "--gpus=4")
+
+    assert memory_with_graphs(0, "--gpus=4").buckets == one.gradients
+    assert four.buckets == 0
+    assert four.peak == one.peak

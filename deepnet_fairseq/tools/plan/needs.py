@@ -129,7 +129,7 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
     The result has
       weights, gradients: of all parameters, and of those that are trained
       optimiser: its state between updates
-      buckets: the copy of the gradients that pytorch_ddp sends
+      buckets: the copy of the gradients that pytorch_ddp sends; with graphs they are sent from where they lie
       activations: what all stages but the loss hold at the end of the forward pass
       recomputed: the most that one group of layers computes again and holds in its backward pass
       loss: what the loss holds, with its temporaries
@@ -147,7 +147,8 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
     weights = parameters.weight_bytes
     gradients = parameters.gradient_bytes
     optimiser, temporaries = setting.optimiser_bytes(parameters.trainable, parameters.largest)
-    buckets = gradients if setting.gpus > 1 else 0
+    sends_a_copy = setting.gpus > 1 and not setting.active_graphs
+    buckets = gradients if sends_a_copy else 0
     objects = OBJECT_BYTES_A_PARAMETER * parameters.tensors if setting.device == "cpu" else 0
 
     graphs = 0

@@ -190,9 +190,15 @@ class Setting:
 
     @property
     def active_graphs(self) -> int:
-        """Number of CUDA graphs that the plugin makes: none on a CPU, on several GPUs, and with recomputation."""
-        possible = self.device == "cuda" and self.gpus == 1 and not self.checkpoint_every
-        return self.cuda_graphs if possible else 0
+        """Number of CUDA graphs that the plugin makes.
+
+        It makes none on a CPU, of masked language models, and where layers with dropout are recomputed.
+        """
+        cfg = self.cfg
+        drops = cfg.dropout or cfg.attention_dropout or cfg.activation_dropout
+        if self.device == "cpu" or self.model == archs.MASKED_LM or (self.checkpoint_every and drops):
+            return 0
+        return self.cuda_graphs
 
     @property
     def predicted_tokens(self) -> int:
