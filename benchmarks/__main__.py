@@ -113,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--batches", type=int, default=6, help="different batches (default: %(default)s)")
     sub.add_argument("--updates", type=int, default=6, help="in a row (default: %(default)s)")
     sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    sub.add_argument("--kernels", type=int, default=0, help="also print so many of an update's longest kernels")
     sub.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of fairseq-train, at the end")
 
     sub = add(launches, parents=[of_models])

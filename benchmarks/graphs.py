@@ -12,6 +12,8 @@ import gc
 import json
 import statistics
 import time
+from collections.abc import Iterable
+from typing import Any
 
 import numpy
 import torch
@@ -54,6 +56,10 @@ def graphs(args: argparse.Namespace) -> None:
     machine = {"device": where["hardware"], "torch": torch.__version__}
     for candidate in candidates.values():
         print(json.dumps(condition | candidate.row() | machine), flush=True)
+    if args.kernels:
+        for candidate in candidates.values():
+            row = {"candidate": candidate.name, "kernels_ms": candidate.kernels(args.updates, most=args.kernels)}
+            print(json.dumps(condition | row | machine), flush=True)
 
 
 class Candidate:
@@ -103,6 +109,13 @@ class Candidate:
         torch.cuda.synchronize()
         self.seconds.append((time.perf_counter() - start) / updates)
 
+    def kernels(self, updates: int, most: int) -> dict[str, float]:
+        """Make so many updates in a row; return the `most` kernels that take the most time, as longest_kernels does."""
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profiler:
+            self.run(updates)
+        return longest_kernels(profiler.key_averages(), updates, most)
+
     def row(self) -> dict:
         """Return what was measured: the median milliseconds of an update over the rounds, and more.
 
@@ -129,6 +142,18 @@ class Candidate:
                 "graphs": len(step.captured),
             }
         return row
+
+
+def longest_kernels(averages: Iterable[Any], updates: int, most: int) -> dict[str, float]:
+    """Return the milliseconds that an update spends in each kernel, of the `most` that take the most of it.
+
+    They are {the kernel's name: milliseconds}, in falling order, after {"all": those of all kernels}. averages: what
+    torch's profiler has seen, an entry for each name, with `key` and microseconds as `self_device_time_total`; updates:
+    how many it has seen.
+    """
+    milliseconds = {entry.key: entry.self_device_time_total / 1000 / updates for entry in averages}
+    longest = sorted(milliseconds, key=milliseconds.__getitem__, reverse=True)[:most]
+    return {"all": round(sum(milliseconds.values()), 2)} | {name: round(milliseconds[name], 2) for name in longest}
 
 
 def full_batches(trainer: Trainer, max_tokens: int, number: int) -> list[dict]:

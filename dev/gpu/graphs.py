@@ -24,8 +24,8 @@ from .work import PYTHON, PartFailed, Work, last_line
 UPDATES = 20  # of each training of `equal`
 LAYERS = 6  # of its encoder and of its decoder
 TIMES = {  # name -> flags of `python -m benchmarks graphs`; the times that the README shows
-    "18L-18L": "--depth 18-18 --candidates stock,plain,graphs --rounds 3 --batches 5",
-    "100L-100L": "--depth 100-100 --candidates stock,plain,graphs --rounds 2 --batches 4",
+    "18L-18L": "--depth 18-18 --candidates stock,plain,graphs --rounds 3 --batches 5 --kernels 15",
+    "100L-100L": "--depth 100-100 --candidates stock,plain,graphs --rounds 2 --batches 4 --kernels 15",
     "500L-500L, width 64": "--depth 500-500 --width tiny --candidates graphs --rounds 2 --batches 2 --updates 4",
 }
 ALONE, TWO = "one training alone", "two trainings side by side"  # "what" of the rows of two_at_a_time
@@ -106,7 +106,8 @@ def difference(one: list[float], other: list[float]) -> float | None:
 def times(work: Work) -> Iterator[dict]:
     """Time an update of several depths by graphs, plainly and in stock fairseq; yield a row for each.
 
-    A row has the entries that `python -m benchmarks graphs` prints, and the "name" of the case, a key of TIMES.
+    A row has the entries that `python -m benchmarks graphs` prints, and the "name" of the case, a key of TIMES. There is
+    another row with the milliseconds in each of an update's longest kernels.
     """
     if work.miniature:
         yield {"what": "times", "note": "not in miniature: python -m benchmarks graphs needs a GPU"}

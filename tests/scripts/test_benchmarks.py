@@ -14,6 +14,7 @@ import torch
 
 from benchmarks import models
 from benchmarks.__main__ import main
+from benchmarks.graphs import longest_kernels
 from benchmarks.timing import STOCK, Cell, Column, readable, table, take_turns
 
 from ..conftest import TRAIN_FLAGS
@@ -115,6 +116,21 @@ def test_the_row_of_a_failed_candidate_has_the_first_line_of_its_error(turns):
 
 
 @pytest.mark.smoke
+class Seen(NamedTuple):
+    """What torch's profiler has seen of all launches of a kernel."""
+
+    key: str  # the kernel's name
+    self_device_time_total: float  # microseconds
+
+
+def test_the_longest_kernels_come_first_in_milliseconds_of_an_update():
+    seen_in_two_updates = [Seen("add", 3_000), Seen("product", 8_000), Seen("dropout", 1_000)]
+
+    found = longest_kernels(seen_in_two_updates, updates=2, most=2)
+
+    assert list(found.items()) == [("all", 6.0), ("product", 4.0), ("add", 1.5)]
+
+
 def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
     """They have nearly the same BLEU, the fourth column; ctranslate2's stopping rule differs."""
     tiny = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
