@@ -106,8 +106,8 @@ def difference(one: list[float], other: list[float]) -> float | None:
 def times(work: Work) -> Iterator[dict]:
     """Time an update of several depths by graphs, plainly and in stock fairseq; yield a row for each.
 
-    A row has the entries that `python -m benchmarks graphs` prints, and the "name" of the case, a key of TIMES. There is
-    another row with the milliseconds in each of an update's longest kernels.
+    A row has the entries that `python -m benchmarks graphs` prints, and the "name" of the case, a key of TIMES. Another
+    row has the milliseconds in each of an update's longest kernels.
     """
     if work.miniature:
         yield {"what": "times", "note": "not in miniature: python -m benchmarks graphs needs a GPU"}

@@ -24,12 +24,13 @@ class OptimiserCopies:
         self.optimizer = optimizer
         self.buffers = buffers
         optimizer.prepare_gradients()  # makes the float32 gradients, to whose addresses the graph copies
+        copy_gradients = optimizer.copy_gradients  # as they are now: `use` replaces them
         compute_norm = optimizer.fp32_optimizer.norm
         self.norm = compute_norm()
 
         def gradients_with_norm() -> None:
             """Copy the gradients to float32 and compute their norm."""
-            optimizer.copy_gradients()
+            copy_gradients()
             self.norm.copy_(compute_norm())
 
         self.gradients = device.graph()
