@@ -331,6 +331,21 @@ def test_the_log_joins_gradient_norms_of_matrices_of_one_role():
     assert summary == {"decoder.1": 7.0, "decoder.fc1": norm_of_both, "encoder.embed_tokens": 1.0}
 
 
+def test_the_log_shows_of_a_layer_its_own_gradient_norm_alone():
+    """DLCL's LayerNorms between layers, as "decoder.mixer.norms.2", have a number too, but are no part of a layer."""
+    model = two_layer_model(method="dlcl")
+    norms = observe_one_update(model, "gradient_norm")["gradient_norm"]
+
+    summary = PROBES["gradient_norm"].summary(norms)
+
+    for stack, layer in product(model.stacks(), LAYERS):
+        of_layer = gradient_norm_by_hand(model, f"{stack}.layers.{layer - 1}.", scale=1)
+        of_mixer = gradient_norm_by_hand(model, f"{stack}.mixer.norms.{layer}.", scale=1)
+        assert summary[f"{stack}.{layer}"] == pytest.approx(of_layer, rel=1e-5)
+        assert summary[f"{stack}.mixer.norms.{layer}"] == pytest.approx(of_mixer, rel=1e-5)
+        assert of_mixer > 0.01 * of_layer  # so that a sum of both would be noticed
+
+
 def test_the_log_shows_the_mean_over_layers_of_mean_l1_norms_of_one_role():
     values = {"decoder.1.ffn.fc2": 1.0, "decoder.2.ffn.fc2": 3.0, "encoder.1.self_attn.q": 5.0}
 

@@ -52,9 +52,7 @@ class GradientNorm(Probe):
         """Return the norms, those of weight matrices joined over layers: "decoder.fc1" of all "decoder.N.ffn.fc1"."""
         sums_of_squares: dict[str, float] = {}
         for address, norm in values.items():
-            # as "decoder.18.ffn.fc1" has; DLCL's "decoder.mixer.norms.1" has too, and so joins "decoder.1"
-            is_matrix = address.count(".") == 3
-            key = _stack_and_role(address) if is_matrix else address
+            key = _stack_and_role(address) if _is_matrix(address) else address
             sums_of_squares[key] = sums_of_squares.get(key, 0.0) + norm * norm
         return {key: math.sqrt(total) for key, total in sums_of_squares.items()}
 
@@ -85,6 +83,15 @@ class GradientL1(Probe):
 def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
     """Return the gradients of parameters, leaving out parameters without one."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _is_matrix(address: str) -> bool:
+    """Tell whether an address is that of a weight matrix, as "decoder.18.ffn.fc1".
+
+    That of a module outside the layers may have as many words: DLCL's "decoder.mixer.norms.1".
+    """
+    words = address.split(".")
+    return len(words) == 4 and words[1].isdigit()
 
 
 def _stack_and_role(address: str) -> str:
