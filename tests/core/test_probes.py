@@ -15,9 +15,10 @@ import torch.nn.functional as F
 
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
-from deepnet_fairseq.core.probes import PROBES
+from deepnet_fairseq.core.probes import PROBES, get_probes
 from deepnet_fairseq.core.probes.base import FixedBatch
 from deepnet_fairseq.core.probes.model_update import outputs
+from deepnet_fairseq.core.probes.session import Session
 
 from ..support import observing, single_stacks
 from ..support.helpers import FIRST, PAD
@@ -186,6 +187,31 @@ def test_nothing_is_reported_of_gradients_if_all_layers_are_frozen():
     model.decoder.layers.requires_grad_(False)
 
     assert observe_one_update(model, "gradient_l1")["gradient_l1"] == {}
+
+
+def test_nothing_is_reported_of_gradients_if_all_parameters_are_frozen():
+    """The other numbers of these probes are reported."""
+    model = two_layer_model().requires_grad_(False)
+    session = Session(model, get_probes("gradient_norm,gradient_l1,half_precision"))
+    session.begin()
+    model(**net_input())
+
+    session.gradients(scale=1.0)
+
+    values = session.values()
+    assert values["gradient_norm"] == values["gradient_l1"] == {}
+    assert values["half_precision"].keys() == {"encoder", "decoder"}
+
+
+@pytest.mark.parametrize("probe", ["gradient_norm", "half_precision"])
+def test_a_parameter_without_elements_changes_no_number_of_a_gradient(probe):
+    model = two_layer_model()
+    expected = observe_one_update(model, probe)[probe]
+    model.zero_grad()
+    model.decoder.layers[0].fc1.register_parameter("empty", torch.nn.Parameter(torch.zeros(0)))
+    model.decoder.layers[0].fc1.empty.grad = torch.zeros(0)
+
+    assert observe_one_update(model, probe)[probe] == expected
 
 
 def mean_norms_of_layer_norm_inputs(model, inputs, monkeypatch):

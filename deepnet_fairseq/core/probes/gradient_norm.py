@@ -29,6 +29,8 @@ class GradientNorm(Probe):
 
     def gradients(self, scale: float | Tensor) -> None:
         with_gradient = [(name, p) for name, p in self.model.named_parameters() if p.grad is not None]
+        if not with_gradient:  # all are frozen, and torch cannot stack none
+            return
         gradients = _gradients_of(parameter for _name, parameter in with_gradient)
         norm_of_each = torch._foreach_norm(gradients, 2, dtype=torch.float32)  # one kernel for many tensors
         norms = torch.stack(norm_of_each) * scale

@@ -24,8 +24,8 @@ class HalfPrecision(Probe):
                 (shortcut + branch). Empty slots of both stacks are one such module, whose outputs count for both.
     "decoder"   so for the decoder, with the scores of the vocabulary, which its projection makes
     "lm_head"   so for the head of a masked language model, without its scores
-    "gradient"  over the elements of the gradient of the mean loss per token. In half precision fairseq holds another
-                gradient, that of the loss's sum over tokens times the loss scale.
+    "gradient"  over the elements of the gradient of the mean loss per token, if any parameter has one. In half
+                precision fairseq holds another gradient, that of the loss's sum over tokens times the loss scale.
     """
 
     def __init__(self, model: nn.Module):
@@ -62,6 +62,9 @@ class HalfPrecision(Probe):
 
     def gradients(self, scale: float | Tensor) -> None:
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        gradients = [gradient for gradient in gradients if gradient.numel()]  # no elements have no largest
+        if not gradients:  # all parameters are frozen, and torch cannot stack none
+            return
         largest_of_each = torch._foreach_norm(gradients, float("inf"), dtype=torch.float32)
         largest = torch.stack(largest_of_each).amax()
         self._keep_larger("gradient", largest * scale)
