@@ -25,6 +25,8 @@ from ..support.helpers import FIRST, PAD
 from ..support.observing import net_input
 
 TRANSLATION = archs.MODEL_NAME
+# kind of model -> the part of it that scores the vocabulary
+HEADS = {TRANSLATION: "decoder", archs.LM: "decoder", archs.MASKED_LM: "lm_head"}
 LAYERS = (1, 2)
 WIDTH = 16
 FFN_WIDTH = 32
@@ -337,15 +339,46 @@ def test_half_precision_reports_the_largest_gradient():
     assert values["gradient"] == pytest.approx(largest_of_divided_loss / 4, rel=1e-6)
 
 
-def test_half_precision_reports_the_largest_score():
-    model = two_layer_model()
+@pytest.mark.parametrize(("kind", "part"), HEADS.items())
+def test_half_precision_reports_the_largest_score(kind, part):
+    model = two_layer_model(kind)
     with torch.no_grad():
-        model.decoder.output_projection.weight.mul_(1000)  # scores become the decoder's largest numbers
-        largest_score = model(**net_input())[0].abs().max().item()
+        model.vocabulary_projection().weight.mul_(1000)  # scores become the part's largest numbers
+    scores = []
+
+    with model.vocabulary_projection().register_forward_hook(lambda _module, _inputs, output: scores.append(output)):
+        values = observe_one_update(model, "half_precision")["half_precision"]
+
+    assert values[part] == pytest.approx(scores[0].abs().max().item(), rel=1e-5)
+
+
+def test_half_precision_reports_the_encoders_numbers_without_the_decoders():
+    """All empty slots are one module, and so is what both stacks read their embeddings from."""
+    model = two_layer_model(share_all_embeddings=True)
+    inputs = net_input()
+    of_targets_alone = FIRST
+    inputs["src_tokens"][inputs["src_tokens"] == of_targets_alone] = FIRST + 1
+    inputs["prev_output_tokens"][0, 0] = of_targets_alone
+
+    before = observing.observe(model, [inputs], "half_precision")["half_precision"]
+    with torch.no_grad():
+        model.decoder.embed_tokens.weight[of_targets_alone] = 1000.0
+        model.decoder.layers[0].fc1.weight.mul_(1000)  # whose output goes through an empty slot
+    after = observing.observe(model, [inputs], "half_precision")["half_precision"]
+
+    assert after["decoder"] > 10 * before["decoder"]
+    assert after["encoder"] == before["encoder"]
+
+
+def test_half_precision_reports_the_decoders_numbers_without_the_encoders():
+    model = two_layer_model()  # Post-LN, so that the decoder reads small numbers from its encoder
+    with torch.no_grad():
+        model.encoder.layers[0].fc1.weight.mul_(1000)
 
     values = observe_one_update(model, "half_precision")["half_precision"]
 
-    assert values["decoder"] == pytest.approx(largest_score, rel=1e-5)
+    assert values["encoder"] > 100
+    assert values["decoder"] < 100
 
 
 def test_the_log_joins_gradient_norms_of_matrices_of_one_role():

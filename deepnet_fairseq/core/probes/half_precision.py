@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -21,9 +22,10 @@ class HalfPrecision(Probe):
 
     Addresses
     "encoder"   over the outputs of all modules of the encoder that have no modules inside, and over its residual sums
-                (shortcut + branch). Empty slots of both stacks are one such module, whose outputs count for both.
+                (shortcut + branch)
     "decoder"   so for the decoder, with the scores of the vocabulary, which its projection makes
-    "lm_head"   so for the head of a masked language model, without its scores
+    "lm_head"   so for the head of a masked language model, with its scores
+    A module that two parts of the model share, as an embedding, counts for the one that calls it.
     "gradient"  over the elements of the gradient of the mean loss per token, if any parameter has one. In half
                 precision fairseq holds another gradient, that of the loss's sum over tokens times the loss scale.
     """
@@ -31,26 +33,33 @@ class HalfPrecision(Probe):
     def __init__(self, model: nn.Module):
         super().__init__(model)
         self.largest: dict[str, torch.Tensor] = {}  # address -> largest value (), on this rank
+        self.running = ""  # the part of the model that was called last
+
+        parts_with = Counter(module for part in model.children() for module in part.modules())
+        self.shared = {module for module, parts in parts_with.items() if parts > 1}
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
         """Attach hooks to the modules that compute; padding counts too, because it can overflow like tokens."""
-        # modules without modules inside
+        # modules that compute something of their own, whatever is inside them
+        computing = {residual for _site, residual in residuals(self.model)} | {self.model.vocabulary_projection()}
         for name, part in self.model.named_children():
+            yield part.register_forward_pre_hook(partial(self._enter, name))
             for module in part.modules():
-                if not list(module.children()):
+                if module in computing or not list(module.children()):
                     yield module.register_forward_hook(partial(self._keep_largest_output, name))
 
-        # residual merges that have modules inside; those without were among the modules above
-        for site, residual in residuals(self.model):
-            if list(residual.children()):
-                yield residual.register_forward_hook(partial(self._keep_largest_output, site.stack))
+    def _enter(self, name: str, part: nn.Module, inputs: tuple) -> None:
+        """Forward pre-hook of the part `name` of the model: note that it runs."""
+        self.running = name
 
     @torch.no_grad()
     def _keep_largest_output(self, address: str, module: nn.Module, inputs: tuple, output: Any) -> None:
         """Forward hook of a module: keep the largest absolute value of its output, if that is one float tensor.
 
-        address: of the part of the model to which the module belongs.
+        address: of the part of the model to which the module belongs. A shared module has a hook for each of its parts.
         """
+        if module in self.shared and address != self.running:
+            return
         if torch.is_tensor(output) and output.is_floating_point():
             largest = output.detach().abs().amax().float()
             self._keep_larger(address, largest)
