@@ -15,7 +15,7 @@ import torch
 from fairseq import utils
 from torch import Tensor, nn
 
-from ..core.slots import NORM_NAMES
+from ..core.slots import NORM_NAMES, EmptySlot
 from .distributed import agreement
 
 STATUS = 3  # exit status of fairseq-train, and of `deepnet check`, for a training that diverged
@@ -80,6 +80,8 @@ def addresses(model: nn.Module) -> dict[str, str]:
 class NonFiniteSearch:
     """Context in which hooks check all outputs and gradients of a model's modules, and all gradients of its weights.
 
+    Numbers that a layer computes outside its modules, as an attention, are found in the output of the next module.
+
     nonfinite: {FORWARD or BACKWARD: address of the first output, or gradient, in that pass that is not finite}; {} if
     all are finite.
     """
@@ -92,6 +94,8 @@ class NonFiniteSearch:
 
     def __enter__(self) -> NonFiniteSearch:
         for path, module in self.model.named_modules():
+            if isinstance(module, EmptySlot):  # one module is in all layers and passes on what others have computed
+                continue
             self._handles.append(module.register_forward_hook(partial(self._check_output, path)))
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:

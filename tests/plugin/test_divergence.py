@@ -53,6 +53,20 @@ def test_the_branch_with_a_broken_weight_is_named(method, data, tmp_path):
     assert list(tmp_path.iterdir()) == []  # no crash.pt, which fairseq would write
 
 
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_the_attention_is_named_whose_scores_alone_overflow(stack, data, tmp_path):
+    """Queries and keys are finite, and their products are not."""
+    training = Training(data, tmp_path, *TINY)
+    attention = training.model.stacks()[stack].layers[0].self_attn
+    with torch.no_grad():
+        for projection in (attention.q_proj, attention.k_proj):
+            projection.weight.mul_(1e25)
+
+    line = training.diverge()
+
+    assert_diverged(line, update=1, kind=LOSS, place=f"{stack}.1.self_attn ({FORWARD})")
+
+
 def test_a_layer_of_fairseqs_own_model_is_named_by_its_module(data, tmp_path):
     """--amp begins with a loss scale of 128, which one overflow halves to below its floor."""
     sizes = TINY[2:]  # TINY without its --arch
