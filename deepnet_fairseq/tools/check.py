@@ -188,18 +188,21 @@ def train_briefly(
         failure = None
         observed: list[Observed] = []
         start = time.monotonic()
-        try:
-            for samples in itertools.islice(batches_by_update(trainer), ATTEMPTS * updates):
+        for samples in itertools.islice(batches_by_update(trainer), ATTEMPTS * updates):
+            # after a loss that is not finite the trainer has already counted the update that failed
+            update = trainer.get_num_updates()
+            lr = trainer.get_lr()
+            try:
                 seen = _make_one_update(trainer, samples)
-                if seen is not None:
-                    observed.append(seen)
-                    progress(seen.update, seen.loss)
-                if len(observed) == updates or time.monotonic() - start > seconds:
-                    break
-        except Diverged as error:
-            failure = error.kind
-            failed = Observed(update=trainer.get_num_updates(), lr=trainer.get_lr(), loss=math.nan, tokens=0, probes={})
-            observed.append(failed)
+            except Diverged as error:
+                failure = error.kind
+                observed.append(Observed(update, lr, loss=math.nan, tokens=0, probes={}))
+                break
+            if seen is not None:
+                observed.append(seen)
+                progress(seen.update, seen.loss)
+            if len(observed) == updates or time.monotonic() - start > seconds:
+                break
         elapsed = time.monotonic() - start
 
         # the probes have written their values into a file of the folder; here they join the other numbers

@@ -8,9 +8,20 @@ import os
 from typing import NamedTuple
 
 import pytest
+from fairseq.trainer import Trainer
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.tools.check import AT_RISK, DIVERGING, STABLE, UNKNOWN, Observed, ShortTraining, judge
+from deepnet_fairseq.plugin.divergence import GRADIENTS, LOSS
+from deepnet_fairseq.tools.check import (
+    AT_RISK,
+    DIVERGING,
+    STABLE,
+    UNKNOWN,
+    Observed,
+    ShortTraining,
+    judge,
+    train_briefly,
+)
 
 from ..conftest import TRAIN_FLAGS
 from ..support.errors import assert_refused
@@ -271,6 +282,27 @@ def test_post_ln_diverges_at_a_rate_where_deepnorm_is_stable(data, capsys, worki
 SLOW_WARMUP = ("--warmup-updates", "100")  # of which a check of ten updates makes a tenth
 
 
+def break_third_update(kind, monkeypatch) -> None:
+    """Make the loss of a training's third update, or the norm of its gradients, NaN."""
+    if kind == GRADIENTS:
+        clip_grad_norm = Trainer.clip_grad_norm
+
+        def clip(trainer, *args):
+            norm = clip_grad_norm(trainer, *args)
+            return norm * math.nan if trainer.get_num_updates() == 2 else norm
+
+        monkeypatch.setattr(Trainer, "clip_grad_norm", clip)
+        return
+
+    train_step = Trainer.train_step
+
+    def step(trainer, *args):
+        logged = train_step(trainer, *args)
+        return logged | {"loss": math.nan} if trainer.get_num_updates() == 3 else logged
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+
+
 @pytest.fixture(scope="module")
 def report_of_ten_updates(data) -> dict:
     """Provide the report of ten updates of a slow warm-up; the command ends in that of fairseq-train, as a user has it.
@@ -322,6 +354,22 @@ def test_a_check_too_short_for_its_warmup_names_the_updates_it_takes(data, capsy
     check(data, "--warmup-updates", "50", "--updates", "10", "--compress-warmup", "25")
 
     assert "--updates 50" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [LOSS, GRADIENTS])
+def test_a_failed_update_has_its_number_and_its_learning_rate(kind, data, monkeypatch):
+    """It is the third, in front of which two updates are made."""
+    break_third_update(kind, monkeypatch)
+
+    short_training = train_briefly(
+        [str(data), *FLAGS, *SLOW_WARMUP], updates=10, warmup=None, seconds=600, progress=lambda update, loss: None
+    )
+
+    assert short_training.failure == kind
+    assert [seen.update for seen in short_training.observed] == [0, 1, 2]
+    step = (PEAK_OF_FLAGS - BEGINNING_OF_FLAGS) / 100
+    assert short_training.observed[-1].lr == pytest.approx(BEGINNING_OF_FLAGS + 2 * step)
+    assert judge(short_training).findings[0].update == 2
 
 
 @pytest.mark.parametrize(
