@@ -347,17 +347,18 @@ def _vanishing_gradients(observed: list[Observed], stack: str) -> Finding | None
     """
     updates = []
     evenness = []  # at each of these updates
+    norms: list[float] = []  # at the last of them; an update that failed may have none, or NaN
     for seen in observed[1:]:  # in the first update some methods have gradients of zero
         value = seen.evenness(stack)
         if math.isfinite(value):
             updates.append(seen.update)
             evenness.append(value)
+            norms = seen.profile(stack)
     if len(evenness) < 2 * WINDOW - 1:  # too few, as in ShortTraining.too_short, without the first update
         return None
 
     start = median(evenness[:WINDOW])
     end = median(evenness[-WINDOW:])
-    norms = observed[-1].profile(stack) or observed[0].profile(stack)  # an update that failed may have none
     exponent = 1 / max(len(norms) - 1, 1)
     neighbours_at_start = start**exponent  # mean ratio of neighbouring layers
     neighbours_at_end = end**exponent

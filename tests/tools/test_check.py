@@ -179,6 +179,16 @@ def test_numbers_that_are_not_finite_are_divergence():
     assert "gradients are Nan/Inf" in str(verdict)
 
 
+def test_the_layer_with_the_smallest_gradient_is_named_where_the_last_ones_are_not_finite():
+    rows = [observed(update, decoder=(0.7, 1e-9, 1.0)) for update in range(12)]
+    rows.append(observed(12, decoder=(math.nan, math.nan, math.nan), loss=math.nan))
+
+    verdict = judge(training(rows, failure="gradients are Nan/Inf"))
+
+    (vanishing,) = [finding for finding in verdict.findings if "decoder" in finding.evidence]
+    assert "layer 2 " in vanishing.evidence
+
+
 def test_a_rising_loss_is_a_risk():
     rows = [observed(update, loss=10 + update / 10) for update in range(UPDATES)]
 
