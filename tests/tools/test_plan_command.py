@@ -241,7 +241,20 @@ def test_a_mistake_is_named_in_one_line(flags, named):
         assert name in line
 
 
-@pytest.mark.parametrize("flags", ["--max-epoch nan", "--kept -1", "--corpus-tokens -5", "--epoch-weights last:x"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--max-epoch nan",
+        "--kept -1",
+        "--corpus-tokens -5",
+        # values that fairseq-train refuses too
+        "--epoch-weights last:x",
+        "--epoch-weights last:0",
+        "--epoch-weights 5",
+        "--epoch-weights 5-3",
+        f"--epoch-weights last:{'9' * 5000}",
+    ],
+)
 def test_a_mistake_in_a_row_is_named_with_the_row(flags, tmp_path):
     (tmp_path / "rows").write_text(f"first {flags}\n")
     flag = flags.split()[0]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ...errors import UserError
 from . import atomic
 
-WHICH = re.compile(r"last:([1-9]\d*)|([1-9]\d*)-([1-9]\d*)")  # groups: N, A, B
+WHICH = re.compile(r"last:([1-9]\d{0,8})|([1-9]\d{0,8})-([1-9]\d{0,8})")  # groups: N, A, B
 LARGE_EXTRAS = ("ema", "ema_fp32_params")  # in a checkpoint's extra_state, as large as the weights
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...errors import UserError
+from ...plugin.checkpoints.epoch_weights import check_epoch_weights
 from ...text_table import render
 from .fit import USABLE, Option, choose
 from .needs import TERA, updates_of
@@ -29,7 +29,6 @@ HALF = 2  # the weight itself in half precision
 SINGLE = 4  # the weight itself in float32
 FULL_CHECKPOINTS = 3  # with the optimiser's state, at a time: the last, the one before, and the one being written
 GB = 1e9
-EPOCHS = re.compile(r"(?:(?:last:)?\d{1,9}|\d{1,9}-\d{1,9})?")  # value of --epoch-weights: N, last:N, A-B or ""
 # flags of a row that this module reads itself, and their defaults; the value is a number, or any text
 NUMBERS = {
     "--kept": 1, "--stuck": 0, "--save-interval-updates": 0, "--distributed-world-size": 1, "--corpus-tokens": 0.0,
@@ -152,7 +151,7 @@ def _row(words: list[str], rate: float | None) -> Row:
 def _parse_row_flags(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Parse --done and the flags in NUMBERS and TEXTS; return them, and the words of all other flags.
 
-    UserError for values that are no numbers from 0 on, and for an --epoch-weights that EPOCHS does not match.
+    UserError for values that are no numbers from 0 on, and for an --epoch-weights that fairseq-train would refuse.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--done", action="store_true")
@@ -165,8 +164,7 @@ def _parse_row_flags(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
     for flag in NUMBERS:
         name = flag.removeprefix("--").replace("-", "_")
         check_number(flag, getattr(args, name), zero=True)
-    if not EPOCHS.fullmatch(args.epoch_weights):
-        raise UserError(f"--epoch-weights {args.epoch_weights}", "write last:N or A-B")
+    check_epoch_weights(args.epoch_weights or None)
     return args, other_flags
 
 
