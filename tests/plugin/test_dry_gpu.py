@@ -99,6 +99,18 @@ def test_the_plan_counts_the_launches_of_an_update(default_update):
     assert planned == pytest.approx(default_update.launches("forward", "backward"), rel=0.1)
 
 
+@pytest.mark.skipif(not COUNTED, reason="other versions of torch have other operators")
+@pytest.mark.parametrize("method", ["deepnorm", "post_ln", "admin"])
+def test_the_plan_counts_the_launches_of_a_further_layer(method):
+    """Its attention has the kernels for a mask, as in a training; an operator more or less is no mistake."""
+    of_four, of_five = (
+        flops(parse_setting([*tiny_model(layers), *DEFAULT, "--method", method, "--vocab", "100"])).launches
+        for layers in (4, 5)
+    )
+
+    assert of_five - of_four == pytest.approx(COST[method], abs=1)
+
+
 @pytest.mark.parametrize("method", [smoke_unless_deepnorm(method) for method in EVERY_METHOD])
 def test_an_update_by_graphs_has_few_launches_and_one_wait(gpu, method):
     """An update by --cuda-graphs is graphs and at most 30 launches; it waits once, for the norm of the gradients."""

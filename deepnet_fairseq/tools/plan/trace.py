@@ -49,7 +49,8 @@ FLOP_FORMULAS["_scaled_dot_product_flash_attention_for_cpu"] = sdpa_flop  # whic
 # operators that launch no kernel, beside views
 NO_KERNEL = ("empty", "new_empty", "empty_like", "new_empty_strided", "_unsafe_view", "detach", "zeros")
 SEVERAL_KERNELS = {  # operator -> number of its kernels, as benchmarks/fake_gpu counts them
-    "native_layer_norm_backward": 2, "_scaled_dot_product_flash_attention_backward": 3, "embedding_dense_backward": 10,
+    "native_layer_norm_backward": 2, "_scaled_dot_product_flash_attention_backward": 3,
+    "_scaled_dot_product_efficient_attention_backward": 2, "embedding_dense_backward": 10,
 }  # fmt: skip
 
 
@@ -244,7 +245,7 @@ class PretendDevice(TorchFunctionMode):
             return aten._scaled_dot_product_flash_attention_for_cpu(
                 q, k, v, dropout_p=0.0, is_causal=is_causal, attn_mask=attn_mask
             )[0]
-        if q.dtype == torch.float32:  # a GPU's flash attention takes half precision alone
+        if attn_mask is not None or q.dtype == torch.float32:  # which a GPU's flash attention does not take
             return aten._scaled_dot_product_efficient_attention(
                 q, k, v, attn_bias=None, compute_log_sumexp=True, dropout_p=dropout_p, is_causal=is_causal
             )[0]
