@@ -16,8 +16,9 @@ from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.plugin.building import blank_task
 from deepnet_fairseq.plugin.chunked_loss import CROSS_ENTROPY, LABEL_SMOOTHED
 from deepnet_fairseq.plugin.models import MODELS
+from deepnet_fairseq.tools.plan.fit import choose
 from deepnet_fairseq.tools.plan.needs import count, flops, memory
-from deepnet_fairseq.tools.plan.setting import Setting, parse_setting
+from deepnet_fairseq.tools.plan.setting import GIB, Setting, parse_setting
 from deepnet_fairseq.tools.plan.trace import trace
 
 from ..support.planned import PlannedTraining
@@ -211,6 +212,20 @@ def test_the_plan_of_a_deep_model_is_the_line_through_shallow_ones(method, monke
         for name, value in vars(traced).items():  # a stage's name, and its bytes, operations and kernels
             expected = value if isinstance(value, str) else pytest.approx(value, rel=0.01, abs=1024)
             assert getattr(ours, name) == expected, ours
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("criterion", ["label_smoothed_cross_entropy", LABEL_SMOOTHED])
+def test_the_batch_that_is_chosen_has_the_memory_of_a_batch_of_its_size(criterion, device):
+    """Each size is not traced for itself, but extrapolated; a loss in chunks grows no further than a chunk does."""
+    flags = f"--vocab 40000 --fp16 --criterion {criterion}"
+    setting = replace(small_setting(MT, flags, max_tokens=8000), device=device, gpu_memory=80 * GIB)
+
+    option, _parameters, operations = choose(setting, batch=True, recompute=True, adam=True)
+
+    assert option.setting.max_tokens == 8000
+    assert option.memory == memory(option.setting)
+    assert operations == flops(option.setting).step
 
 
 def bytes_a_parameter(**changes) -> float:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 from .needs import count, flops, memory
 from .setting import FUSED, SHARDED, Setting, recomputation_flags
-from .trace import Stage, trace
+from .trace import Stage, trace, trace_loss
 
 MOST_GPUS = 1024
 USABLE = 0.9  # share of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
@@ -24,7 +24,7 @@ GROUP_SIZES = (1, 4)  # numbers of layers that are recomputed together
 MOST_TOKENS = 16_384  # an update of 128 x 4,096 tokens still consists of 32 batches, of sentences of all lengths
 LEAST_TOKENS = 4096  # in smaller batches launching kernels takes longer than computing
 LEAST_TOKENS_RECOMPUTED = 1024  # the same with recomputation
-# tokens of the smaller of two batches that `choose` traces; memory and operations are linear in the sentences
+# tokens of the smaller of two batches that `choose` traces; all but a loss in chunks is linear in the sentences
 TRACED_TOKENS = 1024
 
 
@@ -218,8 +218,8 @@ def _stages_of_any_batch(setting: Setting) -> Callable[[Setting], list[Stage]]:
     """Trace two small batches, and return a function that gives the stages of a setting with any batch size.
 
     The function takes settings that differ from this one in the batch, recomputation and sharding. It extrapolates from
-    the two batches, which is faster than to trace each size: costs are linear in the number of sentences, all but the
-    peak and the kernels of a loss in chunks.
+    the two batches, which is faster than to trace each size: costs are linear in the number of sentences. Only those of
+    a loss in chunks are not, which is traced for each size.
     """
     sentences = max(1, TRACED_TOKENS // setting.length)
     tokens = sentences * setting.length
@@ -230,9 +230,12 @@ def _stages_of_any_batch(setting: Setting) -> Callable[[Setting], list[Stage]]:
         # from `small` to `double` is a step of `sentences` more; the candidate lies so many steps beyond `double`
         small_batches = candidate.max_tokens // candidate.length / sentences  # that make one of the candidate's
         steps = small_batches - 2
-        return [
+        stages = [
             stage_of_double.extrapolated(stage_of_small, steps)
             for stage_of_double, stage_of_small in zip(double, small, strict=True)
         ]
+        if candidate.chunked:
+            stages[-1] = trace_loss(candidate)
+        return stages
 
     return stages_of

@@ -267,6 +267,11 @@ def trace(setting: Setting) -> list[Stage]:
     return list(deeper.stages_at_depth(setting, shallower))
 
 
+def trace_loss(setting: Setting) -> Stage:
+    """Return the last of the stages that `trace` returns, which is the loss, faster than that does."""
+    return _run(setting, layers=1).stages[-1]
+
+
 def _run(setting: Setting, layers: int) -> Run:
     """Return the run of the setting with at most `layers` layers a stack, from the cache if it has been made.
 
