@@ -92,6 +92,15 @@ def _probed(runs: Runs, probe: str) -> Runs:
     return probed
 
 
+def _put(by_key: dict[str, RecordedRun], key: str, run: RecordedRun) -> None:
+    """Add a run to a dictionary that has one run for each key; raise a UserError, naming the run, if one is there."""
+    if key in by_key:
+        raise UserError(
+            run.where(), f"this figure has one run of {key}, and {by_key[key].name} is another; move one away"
+        )
+    by_key[key] = run
+
+
 def _by_layer(run: RecordedRun, values: dict[str, float], place: str = "") -> dict[int, float]:
     """Return {layer: value of a probe} for the layers, from 1, of the decoder; {} if no value is finite.
 
@@ -187,7 +196,9 @@ def figure4(runs: Runs) -> Picture:
     gradient_norm. An L2 norm over the features grows with the square root of the width; therefore the paper's values in
     (a) to (c) are drawn times sqrt(width of the runs / PAPER_WIDTH).
     """
-    by_series = {run.fact("series", FIGURE4): run for run in runs}
+    by_series: dict[str, RecordedRun] = {}
+    for run in runs:
+        _put(by_series, run.fact("series", FIGURE4), run)
     width = runs[0].probes.header.get("encoder_embed_dim", PAPER_WIDTH)
     scale = (width / PAPER_WIDTH) ** 0.5
     note_of_scale = f", paper's x {scale:.3g}" if scale != 1 else ""  # behind the label of the y axis
@@ -358,7 +369,7 @@ def figure7(runs: Runs) -> Picture:
     """
     by_panel: dict[str, dict[str, RecordedRun]] = {name: {} for name in FIGURE7}  # panel -> value -> run
     for run in runs:
-        by_panel[run.fact("panel", FIGURE7)][str(run.facts.get("value"))] = run
+        _put(by_panel[run.fact("panel", FIGURE7)], str(run.facts.get("value")), run)
 
     panels = []
     for name, title in FIGURE7.items():
@@ -400,17 +411,19 @@ def figure10(runs: Runs) -> Picture:
     The paper has a heat map instead, with a cell for each pair of source and target language. runs: those of Table 3,
     with the test set "flores" in score.json.
     """
-    bleu: dict[str, dict[str, float]] = {}  # name of a run -> target language -> mean over source languages
-    for run in runs:
+    names = [f"{run.facts.get('system', run.name)} {run.depth}" for run in runs]  # "system": somebody else's model
+    bleu: dict[str, dict[str, float]] = {}  # name of a line -> target language -> mean over source languages
+    for run, name in zip(runs, names, strict=True):
         flores = (run.score or {}).get("sets", {}).get("flores", {})
         scores = {direction: score["bleu"] for direction, score in flores.get("directions", {}).items()}
         if not scores:
             raise UserError(run.where("score"), "has no test set flores; translate that and score the run again")
-        name = f"{run.facts.get('system', run.name)} {run.depth}"  # "system": a model that somebody else trained
         pairs = []  # (target language, BLEU), one for each source language
         for direction, value in scores.items():
             _, target = parse_pair(run.where("score"), direction)
             pairs.append((target, value))
+        if names.count(name) > 1:  # the run tells them apart
+            name += f" ({run.address})"
         bleu[name] = means(pairs)
 
     def best_first(language: str) -> tuple[float, str]:

@@ -17,7 +17,7 @@ from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.study import paper
 from deepnet_fairseq.study.figures import EVERY, fitted, methods_of_panel, parse_figures, redraw
 from deepnet_fairseq.study.plots import as_markdown, style_of
-from deepnet_fairseq.study.runs import RecordedRun
+from deepnet_fairseq.study.runs import RecordedRun, folder_of
 
 from ..support.errors import refused
 from ..support.recorded import losses_falling_to, write_figure_run, write_runs_of_every_figure
@@ -187,9 +187,34 @@ def test_bleu_of_a_language_in_figure_10_is_the_mean_over_its_source_languages(t
     assert by_rank["3"]["deep 100L-100L"] == "0"
 
 
+def test_systems_of_one_name_and_depth_in_figure_10_have_a_line_each(tmp_path):
+    """As one system translated with two beams; the name of its run tells it from the other."""
+    for beam, bleu in (("beam1", 11.0), ("beam5", 12.0)):
+        score = scores_of_flores({"de-en": bleu})
+        write_figure_run(tmp_path, 10, beam, "pre_ln", 24, score=score, system="M2M-100")
+    write_figure_run(tmp_path, 10, "small", "pre_ln", 12, score=scores_of_flores({"de-en": 10.0}), system="M2M-100")
+
+    text = redraw(tmp_path, 10, tmp_path)
+
+    place = f"M2M-100 24L-24L ({folder_of(10)}"
+    expected = {f"{place}/beam1)": "11.0", f"{place}/beam5)": "12.0", "M2M-100 12L-12L": "10.0"}
+    assert table_of_text(text, 1)["1"].items() >= expected.items()
+
+
 def text_of_figure(figure, folder):
     """Return the text of a figure of one run, which is in `folder`; nothing is drawn."""
     return as_markdown(EVERY[figure]([RecordedRun(folder)]))
+
+
+@pytest.mark.parametrize(
+    ("figure", "facts"), [(4, {"series": "post_ln_warmup"}), (7, {"panel": "lr", "value": "5e-4"})]
+)
+def test_a_second_run_in_one_place_of_a_figure_is_refused(figure, facts, tmp_path):
+    """Figures 4 and 7 have one line for each series or value."""
+    runs = [RecordedRun(write_figure_run(tmp_path, figure, name, **facts)) for name in ("one", "other")]
+
+    with refused(runs[1].path / "run.json"):
+        EVERY[figure](runs)
 
 
 def test_a_run_without_a_score_is_refused(tmp_path):
