@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..files import read_json_object
 
 KEY = "deepnet_vocabulary"  # key in a checkpoint's task_state, under which the digests of its vocabulary are
+NAMES = ("source", "target", "pieces")  # of digests: two dictionaries, and the file that cut the text
+Digests = dict[str, str | None]  # one of NAMES -> digest, None if it is not known
 CUTTING = ("spm.model", "codes")  # names of files beside binarised data: a SentencePiece model, merges of subword-nmt
 SETTINGS = "text.json"  # file beside the data of language models, which names the files that cut text; see lm_text.py
 # Numbers of fields in ModelProto
@@ -28,6 +31,21 @@ CUTS = {  # number of a field of ModelProto -> numbers of the fields in its valu
     TRAINER: {3, 24, 35},  # model_type, treat_whitespace_as_suffix, byte_fallback
     NORMALIZER: {2, 3, 4, 5},  # precompiled_charsmap and three switches; 6 is the name of a temporary file
 }
+
+
+def recorded(task_state: Any) -> Digests | None:
+    """Return the digests in a checkpoint's task_state, None if it has none or none of them is known.
+
+    Under KEY are the digests themselves, or, in a file that was loaded by fairseq and saved again, an origin
+    (plugin/checkpoints/vocabulary.py), which has them under "digests".
+    """
+    entry = task_state.get(KEY) if isinstance(task_state, Mapping) else None
+    if isinstance(entry, Mapping):
+        entry = entry.get("digests", entry)
+    if not isinstance(entry, Mapping):
+        return None
+    found = {name: entry.get(name) for name in NAMES}
+    return found if any(found.values()) else None
 
 
 def of_symbols(symbols: Iterable[str]) -> str:

@@ -143,7 +143,7 @@ def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
     # The data may have been prepared anew since the training. The checkpoint has recorded digests of its SentencePiece
     # model, as "pieces", and of its dictionaries, as "source" and "target". Each must be that of one of the files that
     # are there now. Older checkpoints have recorded none.
-    recorded = (content.get("task_state") or {}).get(digests.KEY) or {}
+    recorded = digests.recorded(content.get("task_state")) or {}
     compared = ["pieces"]
     present = [digests.of_cutting([known.pieces])]
     if str(task.get("_name")) == "translation":  # dictionaries of other tasks have tags of languages that files lack

@@ -236,6 +236,33 @@ def test_a_checkpoint_without_digests_is_compared_by_the_data_of_its_run(load, t
         load(trained, old, other)
 
 
+def test_a_checkpoint_without_digests_that_was_saved_again_is_compared_by_the_data_of_its_run(trained_as, tmp_path):
+    """A script has loaded it by fairseq's function, which puts its origin, without digests, into its task_state."""
+    trained = trained_as("translation")
+    old = without_digests(trained.path, tmp_path / "old.pt")
+    again = tmp_path / "again.pt"
+    torch.save(checkpoint_utils.load_checkpoint_to_cpu(str(old)), again)
+    other = trained.data_with("another order")
+
+    with vocabulary_refused(again, other):
+        trained.use(again, other)
+
+
+@pytest.mark.parametrize("entry", [{}, {"source": None}, {"digests": {}}, {"digests": None}, None])
+def test_a_checkpoint_whose_digests_are_all_unknown_has_none(entry):
+    assert digests.recorded({digests.KEY: entry}) is None
+
+
+def test_a_known_digest_of_one_dictionary_is_read_from_the_digests_and_from_an_origin():
+    known = {"source": None, "target": "abc", "pieces": None}
+
+    in_file = digests.recorded({digests.KEY: {"target": "abc"}})
+    in_origin = digests.recorded({digests.KEY: {"file": "old.pt", "digests": {"target": "abc"}}})
+
+    assert in_file == known
+    assert in_origin == known
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("same", ["own data", "a copy"])
 def test_a_checkpoint_without_digests_takes_its_own_vocabulary(trained_as, kind, same, vocabulary_warnings, tmp_path):

@@ -35,9 +35,8 @@ from ..distributed import agreement
 
 log = logging.getLogger(__name__)
 KEY = digests.KEY  # of the digests in a checkpoint's task_state, and of the origin while it is loaded
+Digests = digests.Digests
 SIDES = ("source", "target")
-# "source", "target" (their dictionaries) and "pieces" (the file that cut the text) -> digest, None if it is not known
-Digests = dict[str, str | None]
 # parameters with a row for each symbol -> side whose dictionary says which symbol a row stands for
 BY_SYMBOL = {
     "encoder.embed_tokens.weight": "source",
@@ -117,24 +116,11 @@ def origin_of(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[
     elif isinstance(section, DictConfig):
         section = OmegaConf.to_container(section, enum_to_str=True)
 
-    state = content.get("task_state")
-    entry = state.get(KEY) if isinstance(state, dict) else None
     return {
         "file": str(path),
         "task": dict(section) if isinstance(section, Mapping) else {},
-        "digests": saved_digests(entry) if isinstance(entry, dict) else None,
+        "digests": digests.recorded(content.get("task_state")),
     }
-
-
-def saved_digests(entry: Mapping[str, Any]) -> Digests:
-    """Return the digests in an entry KEY of a task_state, {} if it has none.
-
-    entry: the digests themselves, as in a file, or an origin, as `attach_origin` puts it there after loading.
-    """
-    saved = entry.get("digests", entry)
-    if not isinstance(saved, Mapping):
-        return {}
-    return {name: saved.get(name) for name in (*SIDES, "pieces")}
 
 
 def attach_origin(path: str, content: Mapping[str, Any], state: dict[str, Any]) -> None:
@@ -177,7 +163,7 @@ def describe_difference(saved: Digests, present: Digests) -> str | None:
     A digest that one of the two does not have is not compared.
     """
     changed = []
-    for name in (*SIDES, "pieces"):
+    for name in digests.NAMES:
         before = saved.get(name)
         now = present.get(name)
         if before is not None and now is not None and before != now:
