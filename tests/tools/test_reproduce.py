@@ -18,7 +18,7 @@ from deepnet_fairseq.study import experiments
 from deepnet_fairseq.study.experiment import MethodSpec
 from deepnet_fairseq.study.run_folder import RunFolder
 from deepnet_fairseq.tools.reproduce import run
-from deepnet_fairseq.tools.reproduce.commands import Setting
+from deepnet_fairseq.tools.reproduce.commands import Setting, first_host
 from deepnet_fairseq.tools.reproduce.corpus import Step, corpus
 from deepnet_fairseq.tools.reproduce.hardware import ASSUMED_MEMORY, hardware, smallest_memory
 from deepnet_fairseq.tools.reproduce.slurm import job
@@ -284,6 +284,48 @@ def test_the_memory_is_that_of_the_smallest_gpu(sizes, status, gib, tmp_path, mo
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
     assert smallest_memory() == gib
+
+
+def put_scontrol(folder, monkeypatch, text: str, status: int) -> None:
+    """Let this process be in a job of SLURM whose scontrol prints `text` and exits with `status`."""
+    program = folder / "scontrol"
+    program.write_text(f"#!/bin/sh\nprintf {shlex.quote(text)}\nexit {status}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[3-5]")
+
+
+def test_the_first_machine_of_a_job_is_the_one_that_scontrol_names_first(tmp_path, monkeypatch):
+    put_scontrol(tmp_path, monkeypatch, "n3\nn4\nn5\n", 0)
+
+    assert first_host() == "n3"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [("", 1), ("n3\n", 1), ("", 0)], ids=["it fails", "it prints, then fails", "it names none"]
+)
+def test_a_job_whose_scontrol_names_no_machine_is_refused_and_printed_in_a_dry_run(text, status, tmp_path, monkeypatch):
+    put_scontrol(tmp_path, monkeypatch, text, status)
+
+    with refused("scontrol", "n[3-5]"):
+        first_host()
+
+    assert first_host(only_printed=True) == ""
+
+
+def test_a_job_without_scontrol_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[3-5]")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with refused("scontrol"):
+        first_host()
+
+
+def test_a_job_that_does_not_name_its_machines_is_refused(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+
+    with refused("scontrol"):
+        first_host()
 
 
 def test_a_batch_of_another_size_than_the_papers_is_told(tmp_path, capsys):

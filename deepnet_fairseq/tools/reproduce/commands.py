@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...errors import UserError
 from ...study.experiment import Experiment, Flags, Row
 from .corpus import Corpus
 from .evaluation import Judge, Perplexity, Translation
@@ -160,33 +162,35 @@ class Setting:
             before = word
         return ["deepnet", "profile", *kept, "--distributed-world-size", "1", "--out", path]
 
-    def launcher(self) -> list[str]:
+    def launcher(self, only_printed: bool = False) -> list[str]:
         """Return the words that start fairseq-train.
 
         On several machines srun starts torchrun on each of them, which starts a process for each GPU. On one machine
-        torchrun does that if it is asked for, else fairseq-train itself.
+        torchrun does that if it is asked for, else fairseq-train itself. only_printed: as for first_host, whose
+        UserError is raised.
         """
         hardware = self.hardware
         torchrun = ["torchrun", "--nproc-per-node", str(hardware.gpus)]
         program = ["--no-python", "fairseq-train"]  # torchrun would take the name for a file of Python
         if hardware.nodes > 1:
             srun = ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
-            return [*srun, *torchrun, *self.rendezvous(), *program]
+            return [*srun, *torchrun, *self.rendezvous(only_printed), *program]
         if hardware.launch == "torchrun" and hardware.gpus:
             return [*torchrun, *program]
         return ["fairseq-train"]
 
-    def rendezvous(self) -> list[str]:
+    def rendezvous(self, only_printed: bool = False) -> list[str]:
         """Return torchrun's flags by which its processes on the machines of a SLURM job find each other.
 
         They meet at a port of the first machine. It depends on the job, because two jobs may share a machine.
+        only_printed: as for first_host, whose UserError is raised.
         """
         job = os.environ.get("SLURM_JOB_ID", "job")  # "job" in a dry run outside of one
         port = FIRST_PORT
         if job.isdecimal():
             port += int(job) % PORTS
         nodes = ["--nnodes", str(self.hardware.nodes), "--rdzv-backend", "c10d", "--rdzv-id", job]
-        return [*nodes, "--rdzv-endpoint", f"{first_host()}:{port}"]
+        return [*nodes, "--rdzv-endpoint", f"{first_host(only_printed)}:{port}"]
 
     def facts(self, row: Row) -> dict[str, Any]:
         """Return the content of the row's run.json, by which tables and figures find it.
@@ -265,10 +269,30 @@ class Setting:
         ]  # fmt: skip
 
 
-def first_host() -> str:
-    """Return the name of the first machine of the SLURM job that this process is in; "" outside of a job."""
+def first_host(only_printed: bool = False) -> str:
+    """Return the name of the first machine of the SLURM job that this process is in.
+
+    only_printed: True for a dry run, in which it is "" where it cannot be told. Otherwise that is a UserError: without
+    a name torchrun would not know where its machines meet.
+    """
     listed = os.environ.get("SLURM_JOB_NODELIST", "")  # compressed, as "node[3-5]", which scontrol expands
-    if not listed or shutil.which("scontrol") is None:
+    words = ["scontrol", "show", "hostnames", listed]
+    problem = ""
+    host = ""
+    if not listed:
+        problem = "SLURM_JOB_NODELIST is not set"
+    elif shutil.which("scontrol") is None:
+        problem = "there is none on PATH"
+    else:
+        done = subprocess.run(words, capture_output=True, text=True)
+        host = done.stdout.strip().split("\n")[0]
+        if done.returncode or not host:
+            said = done.stderr.strip().splitlines() or ["it named no machine"]
+            problem = f"ended with status {done.returncode} ({said[-1]})"
+
+    if not problem:
+        return host
+    if only_printed:
         return ""
-    done = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True)
-    return done.stdout.split("\n")[0]
+    way_out = "start this in a job of --launch slurm with scontrol on its PATH, or train on one machine (--nodes 1)"
+    raise UserError(shlex.join(words), f"{problem}; {way_out}")

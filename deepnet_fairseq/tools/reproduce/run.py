@@ -68,7 +68,7 @@ def all_commands(setting: Setting) -> list[list[str]]:
         profile = setting.profile(row)
         if profile:
             listed.append(profile)
-        listed.append([*setting.launcher(), *setting.training(row)])
+        listed.append([*setting.launcher(only_printed=True), *setting.training(row)])
         if not row.scored:
             continue
 
