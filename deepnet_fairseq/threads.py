@@ -91,11 +91,6 @@ def _siblings(logical: int) -> str | None:
         return None
 
 
-def threads_in_words(threads: int) -> str:
-    """Format a number of threads as "1 thread" or "2 threads"."""
-    return "1 thread" if threads == 1 else f"{threads} threads"
-
-
 def width_of(config: Any) -> int | None:
     """Return the width of a model by its config, of two stacks the larger one; None if the config has none."""
     fields = (getattr(config, f"{stack}_embed_dim", None) for stack in ("encoder", "decoder"))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..wording import counted
 from .models import EOS, PAD, DeepModel
 from .profile import in_mode
 
@@ -145,7 +146,7 @@ def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, d
     limit = model.decoder.max_positions()
     if prefix.size(1) > limit:
         raise UserError(
-            f"a prompt of {tokens.size(1)} tokens", f"EOS and it must fit into {limit} positions; shorten it"
+            f"a prompt of {counted(tokens.size(1), 'token')}", f"EOS and it must fit into {limit} positions; shorten it"
         )
     for length in range(1, prefix.size(1)):  # the decoder takes one token in each call
         model.decoder(prefix[:, :length], incremental_state=state)

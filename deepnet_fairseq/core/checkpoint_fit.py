@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from torch import Tensor, nn
 
 from ..errors import UserError
+from ..wording import counted
 
 StateDict = dict[str, Tensor]
 # relative differences between a constant (constants.py) of a checkpoint and of a model that count as none:
@@ -77,11 +78,12 @@ def check_fit(
         built = depth(own, stack)
         if bool(saved) != bool(built):  # one of them has no such stack
             raise UserError(
-                f"holds {saved} {stack} layers, this model {built}", "another kind of model; give its --arch"
+                f"holds {counted(saved, f'{stack} layer')}, this model {built}",
+                "another kind of model; give its --arch",
             )
         if saved != built:
             way = f"give --{stack}-layers {saved}, or for a new training another --save-dir"
-            raise UserError(f"holds {saved} {stack} layers, this model {built}", way)
+            raise UserError(f"holds {counted(saved, f'{stack} layer')}, this model {built}", way)
 
     # names of parameters, by which methods differ
     missing = sorted((own.keys() - state.keys() - set(constants)) | set(missing_constants))
@@ -188,7 +190,7 @@ def other_constant(key: str, saved: Tensor, built: float | list[float], rounding
     saved_numbers = saved.flatten().tolist()
     built_numbers = built if isinstance(built, list) else [built]
     if len(saved_numbers) != len(built_numbers):
-        return f"{key} has {len(saved_numbers)} numbers, this model's {len(built_numbers)}: {reason}"
+        return f"{key} has {counted(len(saved_numbers), 'number')}, this model's {len(built_numbers)}: {reason}"
 
     for number, expected in zip(saved_numbers, built_numbers, strict=True):
         is_close = abs(number - expected) <= rounding * abs(expected)

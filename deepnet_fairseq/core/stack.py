@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
+from ..wording import counted
 from . import checkpoint_fit
 from .cache import SENTENCES, DecoderCache, EncoderOutput, Sentences
 from .constants import Constants, find_constants
@@ -525,8 +526,8 @@ class Decoder(Stack):
         cache = incremental_state[self.CACHE]["cache"]
         if tokens.size(1) != cache.length + 1:
             raise ValueError(
-                f"incremental_state holds {cache.length} tokens of each row and prev_output_tokens {tokens.size(1)}: "
-                "give the whole prefix, one token longer in each call"
+                f"incremental_state holds {counted(cache.length, 'token')} of each row and prev_output_tokens "
+                f"{tokens.size(1)}: give the whole prefix, one token longer in each call"
             )
         return cache
 

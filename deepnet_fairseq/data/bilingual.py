@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from ..files import whole
+from ..wording import counted
 from .binarise import binarise, count_pieces
 from .lines import align, map_rows, read_lines, read_pairs, write_columns, write_lines
 from .moses import Chain, Limits, clean, line_function
@@ -117,7 +118,9 @@ class Bilingual:
                     name = f"test.{source}-{target}.{target}"
                     count = write_lines(part / name, lines[target])
                     if count != sentences:
-                        raise UserError(folder / name, f"{count:,} references for {sentences:,} sentences")
+                        raise UserError(
+                            folder / name, f"{counted(count, 'reference')} for {counted(sentences, 'sentence')}"
+                        )
 
         self.steps.run("references", [folder], settings={}, make=make)
 

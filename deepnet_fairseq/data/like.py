@@ -22,6 +22,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import read_json_object
+from ..wording import counted
 from . import digests
 from .lines import read_lines, write_lines
 from .vocabulary import FAIRSEQ_SPECIAL
@@ -73,8 +74,9 @@ class KnownVocabulary:
             if len(unseen) > SHOWN:
                 shown += " ..."
             print(
-                f"| WARNING: {subset}.{lang}: {affected:,} of {total:,} lines hold symbols that the model has never "
-                f"seen ({len(unseen):,} kinds, {unseen.total():,} times <unk>): {shown}"
+                f"| WARNING: {subset}.{lang}: the model has never seen some symbols of {affected:,} of "
+                f"{counted(total, 'line')} ({counted(len(unseen), 'kind')}, {counted(unseen.total(), 'time')} <unk>): "
+                f"{shown}"
             )
 
 

@@ -37,6 +37,7 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from ..files import whole
+from ..wording import counted
 
 Pairs = list[tuple[str, str]]  # sentences, source and target
 REMOVE = "remove the pair from both files"  # `empty` of `align`: the end of its error about a pair with an empty side
@@ -214,8 +215,8 @@ class Letters:
         for name, (composed, decomposed) in zip(self.names, self.counts, strict=True):
             if composed and decomposed:
                 print(
-                    f"| WARNING: {name}: {composed:,} lines have composed letters (é is one character), {decomposed:,} "
-                    "decomposed ones (e and its accent are two); to make them the same: uconv -x any-nfc"
+                    f"| WARNING: {name}: letters are composed in {counted(composed, 'line')} (é is one character) and "
+                    f"decomposed in {decomposed:,} (e and its accent are two); to make them the same: uconv -x any-nfc"
                 )
 
 
@@ -260,7 +261,9 @@ def align(
                 counts = (number - 1, number + sum(1 for _ in targets))
             else:
                 counts = (number + sum(1 for _ in sources), number - 1)
-            both = " and ".join(f"{name} has {count:,} lines" for name, count in zip(names, counts, strict=True))
+            both = " and ".join(
+                f"{name} has {counted(count, 'line')}" for name, count in zip(names, counts, strict=True)
+            )
             raise UserError(f"{both}; each line must translate its twin")
 
         if empty == "keep" or not any(map(is_blank, pair)):
@@ -282,7 +285,7 @@ def as_many(rows: Iterable, expected: int, path: Path) -> Iterator:
         count += 1
         yield row
     if count != expected:
-        raise UserError(path, f"changed from {expected:,} lines to {count:,} while it was read; start again")
+        raise UserError(path, f"changed from {counted(expected, 'line')} to {count:,} while it was read; start again")
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:

@@ -25,6 +25,7 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
 from ..errors import UserError
 from ..files import check_folder, read_json_object
+from ..wording import counted
 from .binarise import PLAIN, binarise, refuse_pathsep
 from .folder import new_folder, prepared_size, say_space
 from .learning import sample_limits, sentencepiece_model
@@ -336,7 +337,7 @@ def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines:
     """
     total = text.found.sentences
     wanted, memory_limit = sample_limits(total, sample_lines)
-    drawn = f"{total:,} lines" if wanted == total else f"{wanted:,} of {total:,} lines, drawn evenly"
+    drawn = counted(total, "line") if wanted == total else f"{wanted:,} of {total:,} lines, drawn evenly"
     print(f"| training SentencePiece, {vocab:,} pieces, on {drawn}", flush=True)
 
     lines = (line.strip() for line in read_lines(text.path) if not is_blank(line))

@@ -23,6 +23,7 @@ import numpy as np
 from ..errors import UserError
 from ..files import whole
 from ..languages import parse_pair
+from ..wording import counted
 from . import steps
 from .indexed import IndexedWriter
 from .learning import sample_limits, sentencepiece_model
@@ -150,7 +151,7 @@ def cut_and_binarise(
 
         count = sum(source_writer.sentences for source_writer, _ in writers)
         if count < shards:
-            raise UserError(prefixes[0][0].name, f"{count} sentence pairs, too few for {shards} shards")
+            raise UserError(prefixes[0][0].name, f"{counted(count, 'sentence pair')}, too few for {shards} shards")
     return count
 
 

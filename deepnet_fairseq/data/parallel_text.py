@@ -19,6 +19,7 @@ from random import Random
 
 from ..errors import UserError
 from ..languages import check_pair
+from ..wording import counted
 from .binarise import binarise, refuse_pathsep
 from .folder import new_folder, prepared_size, say_space
 from .learning import sample_limits, sentencepiece_model
@@ -203,7 +204,7 @@ def survey_texts(
     for subset, text in texts.items():
         if not surveys[subset].rows:
             raise UserError(text.source, "no sentence in it")
-        print(f"| {subset}: {surveys[subset].rows:,} sentence pairs")
+        print(f"| {subset}: {counted(surveys[subset].rows, 'sentence pair')}")
 
     # of all texts together: é may be one character in one of them, and two in another
     letters = Letters(langs)
@@ -232,7 +233,7 @@ def learn_model(text: ParallelText, found: Survey, vocab: int, sample_lines: int
     Raises a UserError for fewer than MIN_TRAIN_PAIRS pairs, and for a text that does not allow so many pieces.
     """
     if found.rows < MIN_TRAIN_PAIRS:
-        raise UserError(f"{found.rows} training pairs", f"too few to train on; give at least {MIN_TRAIN_PAIRS}")
+        raise UserError(counted(found.rows, "training pair"), f"too few to train on; give at least {MIN_TRAIN_PAIRS}")
 
     lines = 2 * found.rows  # of both languages together
     wanted_lines, memory_limit = sample_limits(lines, sample_lines)

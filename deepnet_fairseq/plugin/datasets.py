@@ -20,6 +20,7 @@ import numpy
 from fairseq.data import indexed_dataset, iterators
 
 from ..errors import UserError, causes
+from ..wording import counted
 from .distributed import agreement
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,9 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
     if version != 1 or not is_integer:
         raise UserError(index, f"of version {version} with tokens of type {code}, or damaged; {MEND}")
     if os.path.getsize(index) != HEADER.size + 12 * sentences:  # for each 4 bytes of its size and 8 of its offset
-        raise UserError(index, f"truncated or damaged, its size is not that of {sentences:,} sentences; {MEND}")
+        raise UserError(
+            index, f"truncated or damaged, its size is not that of {counted(sentences, 'sentence')}; {MEND}"
+        )
     if not sentences:
         raise UserError(index, f"holds no sentence; {MEND}")
 
@@ -192,13 +195,15 @@ def _log_new_place(epoch: int, done_before: int, batches_before: int | None, don
     It was saved after done_before of batches_before batches, and goes on after `done` of `batches`; all four are
     numbers over all processes. batches_before: None if it is not known.
     """
+    now = counted(batches, "batch", "batches")
     if batches_before is None and done_before >= batches:
-        log.warning(f"epoch {epoch} has only {batches} batches now, and {done_before} were done: it begins again")
+        log.warning(f"epoch {epoch} has only {now} now, and {done_before} done before: it begins again")
     elif batches_before is None or batches_before == batches:
-        log.warning(f"epoch {epoch} goes on at an update's beginning: the last {done_before - done} batches come again")
+        again = counted(done_before - done, "batch", "batches")
+        log.warning(f"epoch {epoch} goes on at an update's beginning: {again} back, which come again")
     else:
         log.warning(
-            f"epoch {epoch} has {batches} batches now, and had {batches_before} when the checkpoint was saved: it goes "
+            f"epoch {epoch} has {now} now, and had {batches_before} when the checkpoint was saved: it goes "
             f"on after {done} where {done_before} were done; in this epoch some sentences come twice, and others do "
             "not (--reset-dataloader starts the data over)"
         )

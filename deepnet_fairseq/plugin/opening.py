@@ -6,6 +6,7 @@ import torch
 
 from .. import threads
 from ..core.models import DeepModel
+from ..wording import counted
 from .probe_record import FILE as PROBES_FILE
 
 
@@ -56,6 +57,5 @@ def describe_threads(model_config) -> str:
     reason = threads.from_environment()
     if reason is None and number == threads.torch_threads.chosen:  # this package has set it
         reason = f"by width {threads.width_of(model_config)}; OMP_NUM_THREADS chooses another number"
-    plural = "s" if cores > 1 else ""
-    text = f"{threads.threads_in_words(number)} on {cores} core{plural}"
+    text = f"{counted(number, 'thread')} on {counted(cores, 'core')}"
     return f"{text} ({reason})" if reason else text

@@ -20,6 +20,7 @@ from ..core.methods import METHODS, get_method
 from ..errors import UserError
 from ..files import whole
 from ..languages import parse_pair
+from ..wording import counted
 from . import paper
 from .plots import (
     Panel,
@@ -314,8 +315,9 @@ def figure5(runs: Runs) -> Picture:
 
     drawn, slopes = _with_laws(series, power=True)
     y = "model update ||F(x,θᵢ) - F(x,θ₀)||"
-    panel = Panel(f"after {update} updates", x=LAYERS, y=y, series=drawn, log="xy")
-    return _picture(5, f"model update of the decoder after {update} updates", [panel], tables=[slopes])
+    after = f"after {counted(update, 'update')}"
+    panel = Panel(after, x=LAYERS, y=y, series=drawn, log="xy")
+    return _picture(5, f"model update of the decoder {after}", [panel], tables=[slopes])
 
 
 def methods_of_panel(norm: str) -> list[str]:

@@ -17,6 +17,7 @@ from ..files import save_tensors
 from ..plugin.building import own_config
 from ..plugin.checkpoints import reading, vocabulary
 from ..plugin.checkpoints.epoch_weights import weights_of
+from ..wording import counted
 
 # Kinds of checkpoints: patterns of their names without the end, which is --checkpoint-suffix and .pt. The group of
 # EPOCH and UPDATE is the number of the epoch and of the update.
@@ -47,7 +48,7 @@ def last(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
         most = max(most, len(numbered))
 
     way_out = f"give --last {most}" if most else "train for an epoch, or with --save-interval-updates"
-    raise UserError(folder, f"has {most} checkpoints of epochs or of updates, not {k}; {way_out}")
+    raise UserError(folder, f"has {counted(most, 'checkpoint')} of epochs or of updates, not {k}; {way_out}")
 
 
 def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
@@ -70,7 +71,11 @@ def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
         if score is not None and math.isfinite(score):
             scored[updates] = (score, path)
     if len(scored) < k:
-        raise UserError(folder, f"has no {k} checkpoints with a validation score; save more, or give a smaller --best")
+        raise UserError(
+            folder,
+            f"has {counted(len(scored), 'checkpoint')} with a validation score, not {k}; "
+            "save more, or give a smaller --best",
+        )
 
     ranked = sorted(scored.values(), key=lambda pair: pair[0], reverse=maximize)
     return [path for _, path in ranked[:k]]

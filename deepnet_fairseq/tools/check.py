@@ -32,6 +32,7 @@ from ..plugin.probe_record import FILE, Values, read_record
 from ..plugin.trainer import batches_by_update, build_trainer, make_update, parse_training_flags, refuse_other_trainings
 from ..text_table import render
 from ..threads import torch_threads, width_of
+from ..wording import counted
 
 ATTEMPTS = 3  # batches that may be taken for each update: in fp16 the first ones overflow until the loss scale fits
 WINDOW = 5  # updates at the start, and as many at the end, whose medians are compared
@@ -392,7 +393,8 @@ def _notes(short_training: ShortTraining) -> list[str]:
         )
     if short_training.too_short and math.isfinite(short_training.observed[-1].loss):  # it did not end by divergence
         notes.append(
-            f"only {len(short_training.observed)} updates in the time given, too few for a verdict; give more --seconds"
+            f"only {counted(len(short_training.observed), 'update')} in the time given, too few for a verdict; "
+            "give more --seconds"
         )
     return notes
 
@@ -456,7 +458,7 @@ def verdict_text(short_training: ShortTraining) -> str:
     depth = "-".join(f"{count}L" for count in short_training.stacks.values())
     lines = [
         f"{depth} {short_training.method}, {short_training.parameters:,} parameters, "
-        f"{len(short_training.observed)} updates in {short_training.seconds:.0f} s",
+        f"{counted(len(short_training.observed), 'update')} in {short_training.seconds:.0f} s",
         "",
         _progress_table(short_training),
         "",

@@ -39,7 +39,8 @@ from ..study.runs import RecordedRun, read_records
 from ..study.scoring.generated import read_corpus
 from ..study.scoring.scores import score
 from ..text_table import render
-from ..threads import Share, available_cores, from_environment, processes_and_threads, threads_in_words, width_of
+from ..threads import Share, available_cores, from_environment, processes_and_threads, width_of
+from ..wording import counted
 from .environment import environment
 from .plan.fit import USABLE
 from .plan.needs import memory
@@ -588,7 +589,7 @@ def picture(grid: Grid, rows: list[Best]) -> Picture:
 
     If the grid has a single depth, it shows the training loss by update instead.
     """
-    title = f"{grid.updates:,} updates"
+    title = counted(grid.updates, "update")
     if len(grid.lrs) > 1:
         title += f", best of {len(grid.lrs)} rates"
 
@@ -664,10 +665,10 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
             raise UserError(f"--plot {plot}", f"name a file that ends in one of {', '.join(METADATA)}")
 
     warmup, note = grid.warmup_updates()
-    print(note or f"warm-up: {warmup} updates", file=sys.stderr)
+    print(note or f"warm-up: {counted(warmup, 'update')}", file=sys.stderr)
     share = grid.share()
     jobs = grid.jobs_that_fit(share.processes)
-    threads = from_environment() or threads_in_words(share.threads)
+    threads = from_environment() or counted(share.threads, "thread")
     why_fewer = "" if jobs == share.processes else f": more do not fit into {free_memory() / GIB:.1f} GiB"
     print(f"{jobs} at a time, {threads} each{why_fewer}", file=sys.stderr)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from ..wording import counted
+
 PACKAGES = [
     "deepnet_fairseq",
     "fairseq-fixed",
@@ -91,5 +93,4 @@ def processor() -> str:
     match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     name = match.group(1).strip() if match else platform.machine()
     cores = len(os.sched_getaffinity(0))
-    unit = "cores" if cores > 1 else "core"
-    return f"CPU, {cores} {unit}: {name}"
+    return f"CPU, {counted(cores, 'core')}: {name}"

@@ -14,6 +14,7 @@ import torch
 from fairseq.logging import meters, metrics, progress_bar
 
 from ... import threads
+from ...wording import counted
 from .. import datasets
 from ..distributed import agreement
 
@@ -79,14 +80,16 @@ def keep_threads(before: int | None) -> None:
         return
     threads.torch_threads.set(min(before, cores))
     if before > cores:
-        log.warning(f"the training had {before} threads and goes on with {cores}, as there are cores: other last bits")
+        log.warning(
+            f"the training had {counted(before, 'thread')} and goes on with {cores}, one for each core: other last bits"
+        )
         return
 
     instead = ""  # end of the line below, if the environment asks for another number
     asked = threads.from_environment()
     if asked:
         instead = f", not by {asked}; --reset-meters drops their number, with the run's other counts"
-    log.info(f"goes on with {threads.threads_in_words(before)}, as it began, for the same bits{instead}")
+    log.info(f"goes on with {counted(before, 'thread')}, as it began, for the same bits{instead}")
 
 
 def between_epochs(extra_state: dict) -> bool:

@@ -29,6 +29,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import UserError, causes, user_error_line
+from ...wording import counted
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # environment variable that torchrun sets for its processes
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # those that say where a process belongs
@@ -133,7 +134,7 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
     else:
         if not on_cpu and processes > torch.cuda.device_count():
             raise UserError(
-                f"--distributed-world-size {processes}", f"this machine has {torch.cuda.device_count()} GPUs"
+                f"--distributed-world-size {processes}", f"this machine has {counted(torch.cuda.device_count(), 'GPU')}"
             )
         port = get_free_port() if section.distributed_port <= 0 else section.distributed_port
         section.distributed_init_method = f"tcp://localhost:{port}"

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ...core.models import DeepModel
 from ...core.modules import submodules
 from ...core.stack import Stack
+from ...wording import counted
 from ..distributed import agreement
 from . import shapes
 from .capture import CaptureFailed, Device, Graph, Memory
@@ -541,8 +542,8 @@ class GraphedStep:
         seconds = time.perf_counter() - start
         padding = shapes.padding_share(self.epoch_shapes, self.captured_shapes)
         logger.info(
-            f"--cuda-graphs: {len(self.captured_shapes)} shapes of batches captured in {seconds:.1f} s, with "
-            f"{taken / 2**30:.1f} GiB; padding makes batches {padding:.1%} larger"
+            f"--cuda-graphs: {counted(len(self.captured_shapes), 'shape')} of batches captured in {seconds:.1f} s, "
+            f"with {taken / 2**30:.1f} GiB; padding makes batches {padding:.1%} larger"
         )
         if not self.captured:
             self._give_up("memory does not suffice for one graph")

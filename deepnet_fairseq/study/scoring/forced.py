@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import UserError
+from ...wording import counted
 
 Logged = Callable[[re.Pattern], list[re.Match]]  # function from a pattern to its matches in fairseq's log
 # settings in fairseq's log, as a dictionary or, before release 0.10, as an argparse.Namespace prints them
@@ -42,7 +43,9 @@ def notes(file: Path, logged: Logged, translations: list[str], references: list[
 
     size = int(_setting(PREFIX_SIZE, logged) or 0)
     if size:
-        found.append(f"{file}: each translation begins with {size} pieces of its reference (--prefix-size {size})")
+        found.append(
+            f"{file}: each translation begins with {counted(size, 'piece')} of its reference (--prefix-size {size})"
+        )
     if _setting(CONSTRAINTS, logged) in ("ordered", "unordered"):
         found.append(f"{file}: words of the translations were prescribed (--constraints)")
     if _setting(SCORE_REFERENCE, logged) is None:  # no log has the settings

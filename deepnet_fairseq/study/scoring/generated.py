@@ -22,6 +22,7 @@ from ...data.lines import STDIN, read_lines
 from ...errors import UserError
 from ...files import WRONG_VALUES, parse_json
 from ...languages import parse_pair, possible_pairs
+from ...wording import counted
 from . import forced, pieces
 from .words import base_language
 
@@ -117,7 +118,10 @@ def read_generated(path: Path) -> Generated:
     ordered_references = _in_order(references, "references", path)
     ordered_translations = _in_order(translations, "translations", path)
     if not translations or (references and len(references) != len(translations)):
-        raise UserError(path, f"{len(translations)} translations for {len(references)} references; generate again")
+        raise UserError(
+            path,
+            f"{counted(len(translations), 'translation')} for {counted(len(references), 'reference')}; generate again",
+        )
     return Generated(
         path=path,
         translations=ordered_translations,
@@ -412,14 +416,17 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
         raise UserError(output.file, "has no references (lines T-n); give --data, where the raw ones are")
     raw = list(read_lines(file)) if file else None
     if raw is not None and len(raw) != len(generated.translations):
-        raise UserError(output.file, f"{len(generated.translations)} translations for {len(raw)} lines of {file}")
+        raise UserError(
+            output.file,
+            f"{counted(len(generated.translations), 'translation')} for {counted(len(raw), 'line')} of {file}",
+        )
 
     # what makes scores doubtful
     notes = []
     raw_has_bytes = bool(raw) and pieces.count_with_bytes(raw) > 0  # the text itself has "<0xE7>", which has to stay
     count = 0 if raw_has_bytes else pieces.count_with_bytes(generated.translations)
     if count:
-        notes.append(f"{output.file}: {count:,} translations have pieces of bytes, as <0xE7>, which are joined here")
+        notes.append(f"{output.file}: pieces of bytes, as <0xE7>, are joined here in {counted(count, 'translation')}")
         generated = _with_bytes_joined(generated)
     notes += forced.notes(
         output.file,
@@ -498,7 +505,9 @@ def _check_count(generated: Generated, direction: str | None) -> None:
     too_few = bool(translated) and translated[-1] > sentences
     if differs or too_few:
         logged = sizes[-1] if sizes else translated[-1]
-        raise UserError(generated.path, f"{sentences:,} translations, and its log says {logged:,}; generate again")
+        raise UserError(
+            generated.path, f"{counted(sentences, 'translation')}, and its log says {logged:,}; generate again"
+        )
 
 
 def known_target(path: Path, target: str | None) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UserError
+from ...wording import counted
 from .words import JOINED_BY_MOSES, mostly, written_without_blanks
 
 WORD = "▁"  # SentencePiece's mark of the beginning of a word
@@ -53,13 +54,13 @@ def refuse_joined_pieces(file: Path, translations: list[str], joined: Joined) ->
         if 2 * count > len(translations):
             raise UserError(
                 file,
-                f"{count:,} of {len(translations):,} translations hold pieces of words ({mark}); generate "
+                f"pieces of words ({mark}) in {count:,} of {counted(len(translations), 'translation')}; generate "
                 "again with --remove-bpe, of SentencePiece --remove-bpe sentencepiece",
             )
     if 2 * joined.lost > joined.with_blanks and not mostly(JOINED_BY_MOSES, translations):
         raise UserError(
             file,
-            f"{joined.lost:,} of {len(translations):,} translations lost their blanks between lines H-n and "
+            f"{joined.lost:,} of {counted(len(translations), 'translation')} lost their blanks between lines H-n and "
             "D-n, because --bpe and --remove-bpe both joined their pieces; generate again with one of the two",
         )
 
@@ -72,7 +73,9 @@ def notes(file: Path, translations: list[str]) -> list[str]:
     count = sum(" " not in line and len(line) > LONG for line in translations)
     if 2 * count <= len(translations) or written_without_blanks(translations):
         return []
-    return [f"{file}: {count:,} of {len(translations):,} translations have no blank; were their pieces joined twice?"]
+    return [
+        f"{file}: no blank in {count:,} of {counted(len(translations), 'translation')}; were their pieces joined twice?"
+    ]
 
 
 def count_with_bytes(lines: list[str]) -> int:

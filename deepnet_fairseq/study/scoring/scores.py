@@ -20,6 +20,7 @@ from ...data.lines import read_lines
 from ...errors import UserError
 from ...languages import parse_pair
 from ...text_table import render
+from ...wording import counted
 from .generated import (
     AlignedText,
     Corpus,
@@ -232,7 +233,7 @@ def missing_directions(path: Path, sets: dict[str, dict], corpus: Corpus, partia
                 names += ", ..."
             raise UserError(
                 path,
-                f"{len(directions)} directions of pairs.txt are missing in {subset} ({names}); "
+                f"{subset} lacks {counted(len(directions), 'direction')} of pairs.txt ({names}); "
                 "translate them, or give --partial for the mean of the others",
             )
         missing[subset] = directions

@@ -24,6 +24,7 @@ from ...core.models import BOS, SPECIALS, UNK
 from ...data import lm_text
 from ...data.lm_text import Segmenter
 from ...errors import UserError
+from ...wording import counted
 from ..translation.text import Text
 from .hub_models import Port, misfit
 
@@ -245,4 +246,4 @@ def _check_in_dictionary(pieces: Iterable[str], numbers: dict[str, int], path: P
     """
     missing = [piece for piece in pieces if piece not in numbers]
     if missing:
-        raise misfit(f"{path.name} has {len(missing)} pieces that the dictionary lacks ({missing[0]!r})")
+        raise misfit(f"{path.name} has {counted(len(missing), 'piece')} that the dictionary lacks ({missing[0]!r})")

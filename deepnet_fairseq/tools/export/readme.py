@@ -147,9 +147,10 @@ def _head(served: Served) -> str:
     stacks = [stack for stack in ("encoder", "decoder") if f"{stack}_layers" in config]
     depths = "-".join(str(config[f"{stack}_layers"]) for stack in stacks)  # "18-18", or "24" of a language model
     width = config[f"{stacks[-1]}_embed_dim"]
-    size = f"{depths} {'-'.join(stacks)} layers and width {width}"
+    noun = "layer" if depths == "1" else "layers"
+    size = f"{depths} {'-'.join(stacks)} {noun} and width {width}"
     training = f"trained with `{served.folded.method}` by deepnet_fairseq on `{Path(served.data).name}`"
     return (
-        f"# {title}, {depths} layers\n\n"
+        f"# {title}, {depths} {noun}\n\n"
         f"A Transformer of {size}, {training}; the method's factors are in the weights.{tags}"
     )

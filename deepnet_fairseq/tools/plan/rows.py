@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ...errors import UserError
 from ...plugin.checkpoints.epoch_weights import check_epoch_weights
 from ...text_table import render
+from ...wording import counted
 from .fit import USABLE, Option, choose
 from .needs import TERA, updates_of
 from .setting import GIB, OPTIMIZERS, Parser, Setting, check_number, parse_setting
@@ -219,9 +220,7 @@ def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -
     setting = rows[0].option.setting  # its device and memory stand for those of all rows
     unit = "GPU" if setting.device == "cuda" else "process"
 
-    count = f"{len(rows)} row"
-    if len(rows) > 1:
-        count += "s"
+    count = counted(len(rows), "row")
     if len(still_to_train) < len(rows):
         count += f", {len(rows) - len(still_to_train)} of them done"
     if side_by_side > 1:

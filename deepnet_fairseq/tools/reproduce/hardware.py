@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ...errors import UserError
 from ...threads import processes_and_threads
+from ...wording import counted
 
 CPU_WIDTH = 64  # width C of all models that miniatures train on a CPU
 MANY = 1000  # trainings: more than a machine has cores, so that all cores are shared out
@@ -166,7 +167,10 @@ def hardware(
         raise UserError(f"--gpus {per_training}", f"this machine has {available}")
     at_a_time = available // per_training
     if jobs is not None and jobs > at_a_time:
-        raise UserError(f"--jobs {jobs}", f"{available} GPUs are enough for {at_a_time} trainings on {per_training}")
+        raise UserError(
+            f"--jobs {jobs}",
+            f"this machine has {counted(available, 'GPU')}, for {counted(at_a_time, 'training')} on {per_training}",
+        )
     return Hardware(
         gpus=per_training,
         nodes=nodes,

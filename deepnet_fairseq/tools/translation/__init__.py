@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from ...data.lines import read_lines
 from ...errors import UserError
-from ...threads import threads_in_words
+from ...wording import counted
 from .description import NAME, Description, read_description
 from .engines import CTranslate2, Fairseq, HuggingFace, Hypothesis, Settings
 from .incoming import chunks
@@ -91,7 +91,7 @@ def run(
     _check_nbest(nbest, settings)
     translator = load(model, data=data, source=source, target=target, settings=settings, subwords=subwords)
     print(
-        f"| {translator.engine.name}, {threads_in_words(translator.engine.threads)}, beam {settings.beam}",
+        f"| {translator.engine.name}, {counted(translator.engine.threads, 'thread')}, beam {settings.beam}",
         file=sys.stderr,
     )
 
@@ -185,8 +185,8 @@ def _say_unseen(unseen: Unseen, lines: int) -> None:
     if unseen.lines:
         have = "has" if unseen.lines == 1 else "have"
         print(
-            f"| WARNING: {unseen.lines:,} of {lines:,} lines {have} characters that the model has never seen and "
-            f"reads as unknown: {unseen}",
+            f"| WARNING: {unseen.lines:,} of {counted(lines, 'line')} {have} characters that the model has never seen "
+            f"and reads as unknown: {unseen}",
             file=sys.stderr,
         )
 

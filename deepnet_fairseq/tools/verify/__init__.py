@@ -29,6 +29,7 @@ from ...core import archs
 from ...core.methods import METHODS, Method, get_method
 from ...core.slots import Site
 from ...errors import UserError
+from ...wording import counted
 from . import evidence, merges
 from .evidence import CLOSE, Kind, initial_scales, profile_draw
 from .reading import read_weights
@@ -295,7 +296,7 @@ def _judge_group(result: Audit, model: RecognisedModel, method: Method, group: _
     has = values[0]
     fits = math.isclose(has, expected, rel_tol=CLOSE)
     verdict = "fits" if fits else "does not fit"
-    layers = f", {len(values)} layers" if sublayer else ""
+    layers = f", {counted(len(values), 'layer')}" if sublayer else ""
     result.factors.append([stack, place, f"{expected:.4f}", f"{has:.4f} ({source}{layers})", verdict])
     if fits:
         return

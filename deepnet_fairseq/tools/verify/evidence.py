@@ -25,6 +25,7 @@ from ...core.initialisation import ATTENTION_INPUTS, PROFILES, torch_std, xavier
 from ...core.methods import METHODS, Method
 from ...core.slots import BRANCHES, Scale, Site, Weight, knows_scales
 from ...errors import UserError
+from ...wording import counted
 from .sources import Matrix, RecognisedModel
 
 SIGMAS = 5  # how many standard errors a measured deviation may be off
@@ -141,7 +142,7 @@ def signs_of_training(model: RecognisedModel) -> str:
     other.
     """
     if model.updates:
-        return f"trained, {model.updates} updates"
+        return f"trained, {counted(model.updates, 'update')}"
 
     spreads = [gain.float().std().item() for gain in model.gains if gain.numel() > 1]
     spread = max(spreads, default=0.0)
@@ -293,7 +294,7 @@ def explanations(model: RecognisedModel, method: Method, profile: str) -> Iterat
         except (ArithmeticError, ValueError):  # a method that does not exist at this depth
             continue
         for draw in own:
-            yield draw.scaled_by(gain, f"the gain of {layers} layers")
+            yield draw.scaled_by(gain, f"the gain of {counted(layers, 'layer')}")
 
 
 def explain(kind: Kind, candidates: list[Draw]) -> str:
@@ -353,5 +354,5 @@ def explain_factor(has: float, expected: float, method: Method, model: Recognise
                 continue
             a, b = pair
             if b and is_near(a / b):
-                return f"that is {layers} layers', this model has {model.depths[site.stack]}"
+                return f"that is of {counted(layers, 'layer')}, this model has {model.depths[site.stack]}"
     return "fits nothing that is known"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...core import archs
 from ...core.slots import BRANCHES, Site, Weight
 from ...errors import UserError
+from ...wording import counted
 
 # "encoder.layers.0.fc1.weight": before the layer "encoder.layers", the rest "fc1.weight"
 LAYER = re.compile(r"(?P<before>.*?)(?:^|\.)(?P<layer>\d+)\.(?P<rest>.+)")
@@ -138,7 +139,9 @@ def recognise(
             entries.append(entry)
     if not any(entry.kind in BRANCHES for entry in entries):
         some = ", ".join(name[:100] for name in list(weights)[:3]) or "the model"
-        raise UserError(some, f"no branch's weights among {len(weights)} tensors; rename them by --names FILE")
+        raise UserError(
+            some, f"no branch's weights among {counted(len(weights), 'tensor')}; rename them by --names FILE"
+        )
 
     model = RecognisedModel({"encoder": 0, "decoder": 0}, config=config, updates=updates)
     for entry in entries:
@@ -163,7 +166,8 @@ def _number_layers(model: RecognisedModel, stack: str, entries: list[_Entry]) ->
     first = min(*numbers, 1)  # 0 or 1, by which names begin: a stack that begins at 2 lacks a layer
     model.depths[stack] = max(numbers) - first + 1
     if len(numbers) < model.depths[stack]:
-        raise UserError(stack, f"{len(numbers)} of its layers up to {max(numbers)} are there; rename by --names")
+        missing = counted(model.depths[stack] - len(numbers), "layer")
+        raise UserError(stack, f"{missing} of those up to {max(numbers)} not there; rename by --names")
     for entry in entries:
         entry.layer += 1 - first
 
