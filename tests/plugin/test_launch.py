@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from omegaconf import OmegaConf
 
+from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.distributed import launch
 
 from ..conftest import TRAIN_FLAGS
@@ -247,6 +248,33 @@ def test_a_process_that_never_comes_ends_the_other_in_a_line(data, tmp_path):
     log = (tmp_path / "log").read_text()
     assert "error: process 0 of 2: " in log, log[-2000:]
     assert "Traceback" not in log
+
+
+def abort_in_place_of_leaving_the_group(main) -> None:
+    """Let this process be aborted where it leaves the process group, as gloo's threads may do."""
+    launch._leave_group_if_safe = os.abort
+
+
+def refuse_a_flag(cfg) -> None:
+    """Stand in for fairseq-train: find a mistake of the user once all processes are there."""
+    raise UserError("--some-flag", "does not fit")
+
+
+def test_the_mistake_that_a_process_names_is_told_even_if_it_is_aborted_at_its_end():
+    cfg = OmegaConf.create(
+        {
+            "common": {"cpu": True, "tpu": False, "model_parallel_size": 1},
+            "checkpoint": {"save_dir": "runs/mine"},
+            "distributed_training": {
+                "distributed_init_method": None, "distributed_world_size": 2, "distributed_rank": 0,
+                "distributed_backend": "gloo", "distributed_port": 0, "distributed_no_spawn": False,
+                "heartbeat_timeout": 0, "device_id": 0,
+            },
+        }
+    )  # fmt: skip
+
+    with refused("--some-flag"):
+        launch.call_main(None, cfg, refuse_a_flag, abort_in_place_of_leaving_the_group)
 
 
 def fail_to_load_on_rank_0_of_2(reason: str) -> None:

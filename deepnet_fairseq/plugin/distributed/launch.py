@@ -74,7 +74,7 @@ def call_main(original, cfg, main, prepare, **kwargs):
 
     if section.distributed_world_size > 1 and not section.distributed_no_spawn:
         return _spawn(cfg, main, prepare, kwargs, on_cpu)
-    with _lost_process_as_user_error(cfg):
+    with _leaving_group(), _lost_process_as_user_error(cfg):
         return original(cfg, main, **kwargs)
 
 
@@ -203,22 +203,21 @@ def _process(number: int, main, prepare, cfg, kwargs: dict, parent: int, failure
     end_with(parent)
     _set_timeout_of_collectives(cfg.distributed_training.heartbeat_timeout)
     multiprocessing.set_start_method("fork", force=True)  # for data-loading processes; "spawn" was for this one
-    try:
-        with _lost_process_as_user_error(cfg):
-            try:
+    with _leaving_group():
+        # the parent is told of a failure in here, because gloo may abort the process when it leaves the group
+        try:
+            with _lost_process_as_user_error(cfg):
                 distributed_utils.distributed_main(number, main, cfg, kwargs)
-            except SystemExit as ended:
-                # the parent is told the status here, because gloo may abort the process when the context ends and
-                # leaves the process group
-                if isinstance(ended.code, int) and ended.code:
-                    failures.put(ended.code)
-                raise
-    except Exception as error:
-        line = user_error_line(error)
-        if line is None:
+        except SystemExit as ended:
+            if isinstance(ended.code, int) and ended.code:
+                failures.put(ended.code)
             raise
-        failures.put(line)
-        sys.exit(1)
+        except Exception as error:
+            line = user_error_line(error)
+            if line is None:
+                raise
+            failures.put(line)
+            sys.exit(1)
     _end_at_once()  # at the interpreter's shutdown gloo's threads may abort
 
 
@@ -249,8 +248,7 @@ def _lost_process_as_user_error(cfg):
     """Raise a UserError in place of an error in the context that tells of the loss of another process.
 
     An error of the network among its causes tells of that. Other errors, those of a training of one process, and those
-    that user_error_line explains are raised as they are. At the end of the context, with or without an error, the
-    process group is left if that is safe. cfg: fairseq's whole config.
+    that user_error_line explains are raised as they are. cfg: fairseq's whole config.
     """
     try:
         yield
@@ -263,6 +261,13 @@ def _lost_process_as_user_error(cfg):
             f"process {section.distributed_rank} of {section.distributed_world_size}",
             f"another one is gone or cannot be reached ({network_error[:150]}); {_advice_to_resume(cfg)}",
         ) from error
+
+
+@contextlib.contextmanager
+def _leaving_group():
+    """Leave the process group at the end of the context, with or without an error, if that is safe."""
+    try:
+        yield
     finally:
         _leave_group_if_safe()
 
