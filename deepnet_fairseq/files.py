@@ -14,6 +14,14 @@ from .errors import UserError
 WRONG_VALUES = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 
+def split_paths(paths: str) -> list[str]:
+    """Split a list of paths as fairseq does, by whose fairseq.utils.split_paths its DATA and --path are read.
+
+    They are separated by ":" (os.pathsep), and by "|" where one of them is a URL, as "s3://bucket/data".
+    """
+    return paths.split("|" if "://" in paths else os.pathsep)
+
+
 def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
     """Raise UserError if the file `path` cannot be written, or is one of the `inputs`.
 

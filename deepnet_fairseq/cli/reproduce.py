@@ -147,7 +147,9 @@ def _corpus(args, experiment: Experiment, out: Path) -> Corpus:
 
     data = None
     if args.data is not None:  # a folder, or the folders of several shards with colons between
-        data = ":".join(str(Path(part).absolute()) for part in args.data.split(":"))
+        data = args.data
+        if "://" not in data:  # a URL is refused as it is
+            data = ":".join(str(Path(folder).absolute()) for folder in data.split(":"))
     return corpus(experiment, out, data=data, pairs=args.pairs, text=args.text or ())
 
 

@@ -10,13 +10,12 @@ a number and a value, which may be a message itself.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_json_object
+from ..files import read_json_object, split_paths
 
 KEY = "deepnet_vocabulary"  # key in a checkpoint's task_state, under which the digests of its vocabulary are
 NAMES = ("source", "target", "pieces")  # of digests: two dictionaries, and the file that cut the text
@@ -148,9 +147,9 @@ def folders_of(data: str) -> list[Path]:
     For data that a recipe made, in CORPUS/bin or CORPUS/bin/shard00, these are CORPUS, where recipe.json is, the folder
     above that of the data, which may be the same, and the folder of the data. For other data it is their folder alone.
 
-    data: the folder, or fairseq's list of folders, joined by os.pathsep, of which the first counts
+    data: the folder, or fairseq's list of folders, of which the first counts
     """
-    first = Path(data.split(os.pathsep)[0])
+    first = Path(split_paths(data)[0])
     parents = list(first.absolute().parents)
     for corpus in parents[:2]:
         if (corpus / "recipe.json").is_file():
@@ -164,7 +163,7 @@ def cutting_files(data: str) -> list[Path]:
     They are looked for in the folder of the data, then, for data that a recipe made, in the one above it, and then in
     the recipe's (see folders_of); the first folder that has any counts.
 
-    data: the folder, or fairseq's list of folders, joined by os.pathsep, of which the first counts
+    data: the folder, or fairseq's list of folders, of which the first counts
     """
     for folder in reversed(folders_of(data)):
         if (folder / SETTINGS).is_file():

@@ -5,7 +5,7 @@ vocabulary, a SentencePiece model and fairseq's dictionaries, is with the data t
 `deepnet export`.
 
 A "dictionary" is a file dict.LANG.txt of fairseq, with a symbol and its count in each line. "Data" are binarised data:
-a folder, or fairseq's list of folders, separated by ":" (os.pathsep), of which the first has the dictionaries.
+a folder, or fairseq's list of folders, of which the first has the dictionaries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_json_object
+from ..files import read_json_object, split_paths
 from ..wording import counted
 from . import digests
 from .lines import read_lines, write_lines
@@ -137,7 +137,7 @@ def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
     except Exception as error:  # a file of another kind makes torch raise errors of any kind
         raise UserError(f"--like {path}", "is no checkpoint of fairseq-train that can be read") from error
     where = f"--like {path}: its data {data}"  # beginning of messages
-    folder = Path(data.split(os.pathsep)[0])
+    folder = Path(split_paths(data)[0])
     if not folder.is_dir():
         raise UserError(f"{where} are not there; give the folder where they lie now, or one of `deepnet export`")
     known = _of_data(where, data, langs)
@@ -180,7 +180,7 @@ def _of_data(where: str, data: str, langs: tuple[str, str]) -> KnownVocabulary:
     dictionaries = {lang: _dictionary_lines(where, data, lang) for lang in langs}
     files = digests.cutting_files(data)  # a SentencePiece model, merges of subword-nmt, or GPT-2's two files
     if len(files) != 1 or files[0].name not in MODELS:
-        first = Path(data.split(os.pathsep)[0])
+        first = Path(split_paths(data)[0])
         has = "were cut by other means" if files else "hold no spm.model"
         raise UserError(
             f"{where} {has}",
@@ -199,7 +199,7 @@ def _dictionary_lines(where: str, data: str, lang: str) -> list[str]:
     where: beginning of messages, which names the data
     data: their folder, or fairseq's list of folders
     """
-    folder = Path(data.split(os.pathsep)[0])
+    folder = Path(split_paths(data)[0])
     own = folder / f"dict.{lang}.txt"
     if own.is_file():
         return list(read_lines(own))

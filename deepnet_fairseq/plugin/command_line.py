@@ -21,6 +21,7 @@ from fairseq.file_io import PathManager
 from ..core import archs
 from ..data.lines import read_lines, split_lines
 from ..errors import UserError, user_error_line
+from ..files import split_paths
 from . import datasets, flags, stuck
 from .admin_profile import profile_of_source
 from .checkpoints import reading
@@ -138,14 +139,14 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise UserError(f"--task {task}", f"--arch {args.arch} is trained by --task {tasks_of_model[0]}")
 
     data = getattr(args, "data", None) or ""
-    folder = data.split(os.pathsep)[0]  # of several folders fairseq takes the dictionaries from the first
+    folder = split_paths(data)[0]  # of several folders fairseq takes the dictionaries from the first
     _check_exists("the data folder", folder)
-    if folder and task == "translation":
+    if folder and "://" not in folder and task == "translation":
         datasets.check_has_dictionaries(folder)
 
     # the files of a checkpoint in several shards have other names than --path
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
-        for path in args.path.split(os.pathsep):
+        for path in split_paths(args.path):
             _check_exists("--path", path, suffix=getattr(args, "checkpoint_suffix", None))
 
     codes = getattr(args, "bpe_codes", None)

@@ -3,10 +3,12 @@
 from typing import NamedTuple
 
 import pytest
-from fairseq import options, tasks
+from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.file_io import PathManager
 
 from deepnet_fairseq.errors import user_error_line
+from deepnet_fairseq.files import split_paths
 
 from ..conftest import TRAIN_FLAGS
 from ..support import sentiment
@@ -97,6 +99,31 @@ def test_a_mistaken_flag_of_training_is_named(flag, data, capsys):
     line = refusal_of(capsys, options.get_training_parser(), data, *TRAIN_FLAGS, *ARCH, *flag.split())
 
     assert flag in line
+
+
+@pytest.mark.parametrize("folders", ["s3://bucket/one", "s3://bucket/one|s3://bucket/two"])
+def test_data_at_a_url_that_is_not_there_are_named_whole(folders, capsys):
+    line = refusal_of(capsys, options.get_training_parser(), folders, *TRAIN_FLAGS, *ARCH)
+
+    assert "s3://bucket/one:" in line
+
+
+def test_data_and_models_at_urls_are_taken_by_those_who_have_a_handler_for_them(monkeypatch):
+    asked = []
+    monkeypatch.setattr(PathManager, "exists", lambda path: asked.append(path) or path.startswith("s3://bucket/"))
+    models = "s3://bucket/a.pt|s3://bucket/b.pt"
+
+    args = options.parse_args_and_arch(
+        options.get_generation_parser(), ["s3://bucket/one|s3://bucket/two", "--path", models]
+    )
+
+    assert args.path == models
+    assert asked == ["s3://bucket/one", "s3://bucket/a.pt", "s3://bucket/b.pt"]
+
+
+@pytest.mark.parametrize("paths", ["", "one", "one:two", "/a b/ü:two", "s3://bucket/x", "s3://bucket/x|manifold://y/z"])
+def test_a_list_of_paths_is_split_as_fairseq_splits_it(paths):
+    assert split_paths(paths) == utils.split_paths(paths)
 
 
 @pytest.mark.parametrize("flags", IN_PART)

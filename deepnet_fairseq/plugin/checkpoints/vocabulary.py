@@ -10,9 +10,9 @@ checkpoint of an older release, which has no digests, is compared by the data of
 settings; if they are gone, a warning says so. The origin of a checkpoint (origin_of) is its file, the settings of its
 task, and its digests.
 
-`data`, as fairseq calls the setting of its tasks, is a text: folders of binarised data, joined by os.pathsep. Where a
-dict is "by side", its keys are "source" and "target", or one of them; the task of a language model has its one
-dictionary under both.
+`data`, as fairseq calls the setting of its tasks, is a text: folders of binarised data, which files.split_paths tells
+apart. Where a dict is "by side", its keys are "source" and "target", or one of them; the task of a language model has
+its one dictionary under both.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ...data import digests
 from ...errors import UserError
+from ...files import split_paths
 from ..distributed import agreement
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def dictionaries_of(task: Any) -> dict[str, Any]:
 
 
 def data_of(task: Any) -> str | None:
-    """Return the setting `data` of a task, folders joined by os.pathsep; None for a task without it."""
+    """Return the setting `data` of a task, a text of folders; None for a task without it."""
     settings = getattr(task, "cfg", None) or getattr(task, "args", None)  # `args` of a task without a dataclass
     data = getattr(settings, "data", None)
     return data if isinstance(data, str) else None
@@ -210,7 +211,7 @@ def preparation_advice(origin: dict[str, Any], data: str | None) -> str:
 
     origin: the checkpoint's; data: folders of the data that do not fit it, None if they have none.
     """
-    own_folder = str(origin["task"].get("data") or "DATA").split(os.pathsep)[0]  # DATA where it is not known
+    own_folder = split_paths(str(origin["task"].get("data") or "DATA"))[0]  # DATA where it is not known
     if data is not None and _same_folder(own_folder, data):
         return "the data of its run have been prepared again since: take a run on these data, or a copy of the old ones"
     is_translation = str(origin["task"].get("_name") or "translation").startswith("translation")
@@ -346,7 +347,7 @@ def task_of_origin(origin: dict[str, Any]) -> Any | None:
     """
     settings = dict(origin["task"])
     data = settings.get("data")
-    if not isinstance(data, str) or not Path(data.split(os.pathsep)[0]).is_dir():
+    if not isinstance(data, str) or not Path(split_paths(data)[0]).is_dir():
         return None
     # the name of the task, which setup_task reads under "task": a dataclass has it as _name, old arguments as `task`
     settings["task"] = settings.pop("_name", None) or settings.get("task")
@@ -376,6 +377,6 @@ def _same_folder(one: str, other: str | None) -> bool:
     """Return whether the first folders of two values of the setting `data` are the same; False if `other` is None."""
     if other is None:
         return False
-    first_of_one = os.path.realpath(one.split(os.pathsep)[0])
-    first_of_other = os.path.realpath(other.split(os.pathsep)[0])
+    first_of_one = os.path.realpath(split_paths(one)[0])
+    first_of_other = os.path.realpath(split_paths(other)[0])
     return first_of_one == first_of_other

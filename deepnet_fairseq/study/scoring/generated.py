@@ -20,7 +20,7 @@ from sacremoses import MosesDetokenizer
 
 from ...data.lines import STDIN, read_lines
 from ...errors import UserError
-from ...files import WRONG_VALUES, parse_json
+from ...files import WRONG_VALUES, parse_json, split_paths
 from ...languages import parse_pair, possible_pairs
 from ...wording import counted
 from . import forced, pieces
@@ -288,7 +288,7 @@ def read_corpus(data: str | Path | None) -> Corpus:
     """
     if data is None:
         return Corpus()
-    binarised = Path(os.path.abspath(str(data).split(":")[0]))
+    binarised = Path(os.path.abspath(split_paths(str(data))[0]))
     if not binarised.is_dir():
         raise UserError(f"--data {data}", "no such folder; name the binarised data that was translated")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import UserError
+from ...files import split_paths
 from ...study.experiment import Experiment
 
 MULTILINGUAL = ("opus100", "m2m102")
@@ -73,12 +74,12 @@ class Corpus:
     @property
     def folder(self) -> Path:
         """The first folder of the data; the dictionaries are in it."""
-        return Path(self.data.split(":")[0])
+        return Path(split_paths(self.data)[0])
 
     @property
     def shards(self) -> int:
         """Number of parts of the training data; fairseq counts a pass over one as an epoch."""
-        return len(self.data.split(":"))
+        return len(split_paths(self.data))
 
     @property
     def task(self) -> list[str]:
@@ -143,7 +144,7 @@ def corpus(
     """
     if text and experiment["corpus"] != "text":
         raise UserError("--text", f"{experiment.name} does not train on lines of one language")
-    if data is not None and not Path(data.split(":")[0]).is_dir():
+    if data is not None and not Path(split_paths(data)[0]).is_dir():
         raise UserError(f"--data {data}", "no such folder")
     find = WITHOUT_RECIPE.get(experiment["corpus"], _recipes_corpus)
     return find(experiment, out / "data", data, pairs, text)
@@ -159,7 +160,7 @@ def _recipes_corpus(
     """
     recipe = experiment["corpus"]
     if data is not None:
-        made_by = _recipe_of(Path(data.split(":")[0]))
+        made_by = _recipe_of(Path(split_paths(data)[0]))
         return _corpus_of_folder(data, recipe, made_by or "of DATA")
 
     folder = folder / recipe
@@ -292,7 +293,7 @@ def _corpus_of_folder(data: str, recipe: str, name: str, *steps: Step) -> Corpus
 
     data: the folder, or several with colons between them; recipe, name, steps: as in Corpus.
     """
-    folder = Path(data.split(":")[0])
+    folder = Path(split_paths(data)[0])
     if not folder.is_dir():  # the steps are still to make it
         unknown = UNKNOWN_DIRECTIONS if recipe in MULTILINGUAL else ()
         return Corpus(data, recipe, name, steps, unknown)
