@@ -16,13 +16,16 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.plugin.building import from_checkpoint
+from deepnet_fairseq.tools.translation import translate
+from deepnet_fairseq.tools.translation.description import read_description
 
 from ..conftest import TRAIN_FLAGS
 from ..support.corpora import make_data
-from ..support.errors import assert_refused, refusal
+from ..support.errors import assert_refused, refusal, refused
 from ..support.exports import export, reported_difference
 from ..support.helpers import PAD, USER_DIR, run, sentences, teach
 from ..support.prepared import files_in
+from ..support.prepared_again import save_start
 from ..support.single_stacks import stock
 
 ARCH = (
@@ -288,6 +291,52 @@ def test_an_export_for_greedy_search_has_no_length_penalty(checkpoint, tmp_path)
     assert search.get("num_beams", 1) == 1
     assert search.get("length_penalty") is None
     assert not search.get("early_stopping")
+
+
+def start_with_tables(data, folder, source: int, target: int):
+    """Write a checkpoint of a model with learned positions for `source` and `target` tokens; return its path.
+
+    Its weights are initial ones, with which it repeats pieces until it has no more positions.
+    """
+    path = folder / "run" / "checkpoint_last.pt"
+    tables = ("--encoder-learned-pos", "--decoder-learned-pos", "--max-source-positions", source)
+    save_start(path, data, *ARCH, "--share-all-embeddings", *tables, "--max-target-positions", target)
+    return path
+
+
+SHORT_LINES = 8  # which a table of 40 positions holds
+TABLE = 40
+
+
+def short_lines(data) -> list[str]:
+    """Return lines of the test text that have fewer characters than TABLE has positions, so fewer pieces, too."""
+    lines = (data.parent / "text" / "test.qaa").read_text().split("\n")
+    return [line for line in lines if line and len(line) < TABLE][:SHORT_LINES]
+
+
+@pytest.mark.parametrize(("source", "target"), [(TABLE, TABLE), (TABLE + 20, TABLE), (TABLE, TABLE - 10)])
+def test_translations_by_a_table_of_positions_are_as_long_in_transformers(source, target, data, tmp_path):
+    """They take all positions of the decoder."""
+    path = start_with_tables(data, tmp_path, source, target)
+    lines = short_lines(data)
+
+    export(path, "--to", "huggingface", "--out", tmp_path / "hub", "--beam", "1")
+
+    ours = translate(path, lines, beam=1)
+    assert translated_by_transformers(tmp_path / "hub", lines) == ours
+    assert translate(tmp_path / "hub", lines, beam=1) == ours
+
+
+def test_an_export_whose_tables_are_of_two_lengths_says_the_smaller_one(data, tmp_path):
+    """FSMT has one limit for both; beyond it, it would go on with positions that the model has not learned."""
+    path = start_with_tables(data, tmp_path, TABLE + 20, TABLE)
+    line = " ".join(short_lines(data))
+
+    export(path, "--to", "huggingface", "--out", tmp_path / "hub")
+
+    assert read_description(tmp_path / "hub").positions == (TABLE, TABLE)
+    with refused("line 1"):
+        translate(tmp_path / "hub", [line])
 
 
 # refusals

@@ -6,6 +6,7 @@ Both get untokenised lines and segment them with their own tokenizers, so that a
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ def check_text(served: Served, folder: Path, engine_class: Any) -> None:
     direction = served.direction  # (source language, target language)
 
     # both engines read the limit of a translation's length from the description; the end of sentence takes a position
-    source_positions, _ = served.text.described.positions
-    described = replace(served.text.described, positions=(source_positions, LONGEST + 1))
+    source_positions, target_positions = served.text.described.positions
+    shorter = (source_positions, min(target_positions, LONGEST + 1))
+    described = replace(served.text.described, positions=shorter)
 
     tags = described.tags(*direction)  # of languages, in front of source and translation of a multilingual model
     cutter = served.text.cutter(*direction)  # segments source lines and joins the pieces of translations
@@ -53,9 +55,16 @@ def check_text(served: Served, folder: Path, engine_class: Any) -> None:
     )
     exported_engine = engine_class.of_folder(folder, described, direction, settings)
 
-    lines = [*served.lines(DATA_LINES), *ODD_LINES]
-    expected = list(Translator(fairseq_engine, described).translate(lines))
-    exported = list(Translator(exported_engine, described).translate(lines))
+    by_fairseq = Translator(fairseq_engine, described)
+    by_export = Translator(exported_engine, described)
+    lines = []
+    for line in (*served.lines(DATA_LINES), *ODD_LINES):
+        with suppress(UserError):  # longer than the model, or its export, has positions for
+            by_fairseq.cut(line, 1)
+            by_export.cut(line, 1)
+            lines.append(line)
+    expected = list(by_fairseq.translate(lines))
+    exported = list(by_export.translate(lines))
     different = [line for line, ours, theirs in zip(lines, expected, exported, strict=True) if ours != theirs]
 
     print(f"| {len(lines) - len(different)} of {len(lines)} lines translate alike, from text to text", file=sys.stderr)

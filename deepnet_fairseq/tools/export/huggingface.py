@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -59,16 +60,17 @@ def write_huggingface(
     UserError if transformers is missing, has no model or tokenizer for this one, or computes something else.
     """
     transformers = library()
-    text = served.text
-    if text is None and search is not None:
+    if served.text is None and search is not None:
         raise UserError("--beam, --lenpen", "only for translation models; leave them out")
-    if text is not None and search is None:
+    if served.text is not None and search is None:
         search = Settings()
 
     with whole(out) as part:  # a temporary folder, which is moved to `out` at the end
         part.mkdir()
         ported, difference = write_model(served.folded, part, search)
+        served = _within_table(served, ported)
         write_card(served, part, ported)
+        text = served.text
         if text is None:  # a language model
             with quiet():
                 segmenter = segmenter_of(served.data, subwords)
@@ -86,6 +88,20 @@ def write_huggingface(
             text.described.write(part)  # how text becomes symbols, for programs that read the export without fairseq
             check_text(served, part, HuggingFace)
     return ported.name, difference
+
+
+def _within_table(served: Served, ported: Port) -> Served:
+    """Return `served` with no more positions in its text's description than the ported model has.
+
+    A FSMT whose positions come from a table has one limit for encoder and decoder, the smaller one of fairseq's model.
+    Beyond it FSMT would go on with sinusoids.
+    """
+    if served.text is None or not ported.bounded:
+        return served
+    described = served.text.described
+    source, target = described.positions
+    positions = (min(source, ported.longest), min(target, ported.longest))
+    return replace(served, text=replace(served.text, described=replace(described, positions=positions)))
 
 
 def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[Port, float]:
@@ -177,9 +193,9 @@ def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
     if search is None:
         return settings | {"suppress_tokens": [PAD], "max_length": ported.longest}
 
-    max_length = folded.config["max_target_positions"] + 1  # generate() counts both eos
+    positions = folded.config["max_target_positions"]
     if ported.bounded:  # the table of positions may be cut to the encoder's, and generate() must stay within it
-        max_length = min(max_length, ported.longest)
+        positions = min(positions, ported.longest)
     if search.beam > 1:  # a single beam is compared with no other
         settings |= {"length_penalty": search.lenpen, "early_stopping": True}
     return settings | {
@@ -188,5 +204,5 @@ def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
         "forced_eos_token_id": EOS,
         "num_beams": search.beam,
         "min_length": SHORTEST + 1,  # generate() counts the eos in front
-        "max_length": max_length,
+        "max_length": positions + 1,  # generate() counts both eos
     }
