@@ -1,7 +1,8 @@
-"""Calls of `deepnet export` in this process, what they print, and the examples in the READMEs of exports."""
+"""Calls of `deepnet export` in this process, what they print, the examples in READMEs, and the lack of CTranslate2."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -12,6 +13,16 @@ from pathlib import Path
 from deepnet_fairseq.cli import main
 
 PLACE_OF_LINES = '["..."]'  # what a README's example has in place of the lines to translate
+
+
+def hide_ctranslate2(monkeypatch) -> None:
+    """Let CTranslate2 be not installed, as far as the package asks whether it is."""
+    find = importlib.util.find_spec
+
+    def find_all_but_ctranslate2(name: str):
+        return None if name == "ctranslate2" else find(name)
+
+    monkeypatch.setattr("importlib.util.find_spec", find_all_but_ctranslate2)
 
 
 def export(*words) -> str:

@@ -30,7 +30,7 @@ from deepnet_fairseq.tools.translation.loading import Models
 from ..conftest import TRAIN_FLAGS
 from ..support.corpora import SPLITS
 from ..support.errors import assert_refused, refusal, refused
-from ..support.exports import printed_by_example
+from ..support.exports import hide_ctranslate2, printed_by_example
 from ..support.helpers import run
 
 # The whole language. Accents and quotes may be written in other forms, which a model should read alike.
@@ -118,13 +118,8 @@ def engine(request, monkeypatch, no_model_in_memory):
 
     For "fairseq", CTranslate2 is not installed.
     """
-    find = translation.importlib.util.find_spec
-
-    def find_all_but_ctranslate2(name: str):
-        return None if name == "ctranslate2" else find(name)
-
     if request.param == "fairseq":
-        monkeypatch.setattr("importlib.util.find_spec", find_all_but_ctranslate2)
+        hide_ctranslate2(monkeypatch)
     return request.param
 
 

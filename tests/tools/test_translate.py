@@ -24,7 +24,7 @@ from deepnet_fairseq.tools import translation
 from ..conftest import TRAIN_FLAGS
 from ..support.corpora import SPLITS
 from ..support.errors import refusal, refused
-from ..support.exports import PLACE_OF_LINES, export, printed_by_example, python_example
+from ..support.exports import PLACE_OF_LINES, export, hide_ctranslate2, printed_by_example, python_example
 from ..support.helpers import USER_DIR, run, sentences, teach
 from ..support.odd import odd_lines
 
@@ -207,12 +207,7 @@ def test_deepnet_translate_translates_odd_lines_as_fairseq_does(model, by_fairse
 
 def test_our_own_search_translates_odd_lines_as_fairseqs_does(model, by_fairseq, monkeypatch):
     """A checkpoint is translated by our own search, the engine Fairseq, where CTranslate2 is not installed."""
-    find = translation.importlib.util.find_spec
-
-    def find_all_but_ctranslate2(name: str):
-        return None if name == "ctranslate2" else find(name)
-
-    monkeypatch.setattr("importlib.util.find_spec", find_all_but_ctranslate2)
+    hide_ctranslate2(monkeypatch)
     languages = {"source": model.source, "target": model.target} if model.is_multilingual else {}
     translator = translation.load(str(model.checkpoint), **languages)
 
