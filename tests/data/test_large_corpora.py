@@ -585,18 +585,31 @@ def test_a_child_process_that_is_killed_is_an_error_of_one_line():
         in_child(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def test_measured_memory_is_that_of_all_processes_of_a_program(measure):
+def test_measured_memory_is_that_of_all_processes_of_a_program(measure, tmp_path, monkeypatch):
     """A parent and its forked child share 100 MB, and the child has 50 MB more.
 
     PSS counts what they share once: 150 MB, and some MB of Python. RSS counts it for each of them: 250 MB and more.
     """
     code = """
-        import os, time
+        import os, pathlib, time
         shared = b"x" * 100_000_000
         more = b"y" * (0 if os.fork() else 50_000_000)
-        time.sleep(1)
+        pathlib.Path(f"{os.getpid()}.ready").touch()
+        while not pathlib.Path("measured").exists():
+            time.sleep(0.01)
     """
-    peak = measure.watch([sys.executable, "-c", dedent(code)])
+    find_descendants = measure.descendants
+    samples = []  # how many processes were ready before each sample
+
+    def descendants(first: int):
+        if 2 in samples:  # both were measured
+            (tmp_path / "measured").touch()
+        samples.append(len(list(tmp_path.glob("*.ready"))))
+        return find_descendants(first)
+
+    monkeypatch.setattr(measure, "descendants", descendants)
+
+    peak = measure.watch([sys.executable, "-c", dedent(code)], cwd=tmp_path)
 
     assert peak.status == 0
     assert 140e6 < peak.pss < 190e6

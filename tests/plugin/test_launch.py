@@ -189,7 +189,7 @@ def test_workers_end_with_a_killed_launcher_and_free_the_folder(launcher, start_
     program.kill()  # SIGKILL to the launcher alone
     program.wait()
 
-    assert end_within(5, workers)
+    assert end_within(60, workers)
     resume = ("--max-update", "6", "--reset-dataloader", "--save-dir", tmp_path)
     assert status_of_training(tmp_path / "again", data, *TRAIN_FLAGS, *MODEL, *resume) == 0
 

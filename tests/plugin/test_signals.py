@@ -110,17 +110,20 @@ def test_the_same_command_makes_no_more_updates_after_the_end(continued_training
 
 
 @pytest.mark.parametrize(
-    ("pause", "status"),
+    ("echo", "pause", "status"),
     [
-        pytest.param(0.0, 7, id="at once"),  # as torchrun repeats a scheduler's signal
-        pytest.param(0.2, -signal.SIGTERM, id="later"),
+        pytest.param(600, 0.0, 7, id="at once"),  # as torchrun repeats a scheduler's signal
+        pytest.param(0.1, 0.2, -signal.SIGTERM, id="later"),
     ],
 )
-def test_a_second_signal_ends_the_process_unless_it_comes_at_once(pause, status):
-    """pause: seconds between the two; status: of the process, which ends itself with 7 if it lives on."""
+def test_a_second_signal_ends_the_process_unless_it_comes_at_once(echo, pause, status):
+    """echo: seconds in which a signal may come twice; pause: at least so many are between the two.
+
+    status: of the process, which ends itself with 7 if it lives on.
+    """
     child = os.fork()
     if child == 0:
-        signals.ECHO = 0.1  # seconds in which a signal may come twice
+        signals.ECHO = echo
         Signals().watch()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(pause)
@@ -327,7 +330,7 @@ def loading_process():
     ready = fork.Event()
     worker = fork.Process(target=_pretend_to_load_data, args=(ready,))
     worker.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     yield worker
     worker.kill()
 
@@ -335,7 +338,7 @@ def loading_process():
 def _pretend_to_load_data(ready) -> None:
     signal_handling._set_worker_signal_handlers()  # torch's function, which the package has replaced
     ready.set()
-    time.sleep(30)
+    time.sleep(300)
     os._exit(5)
 
 
@@ -352,7 +355,7 @@ def test_a_process_that_loads_data_ignores_a_signal_to_the_whole_job(kind, loadi
 def test_a_process_that_loads_data_ends_with_its_parent(loading_process):
     loading_process.terminate()  # SIGTERM from the parent
 
-    loading_process.join(10)
+    loading_process.join(60)
 
     assert loading_process.exitcode == 0
 

@@ -113,7 +113,7 @@ class Clone:
     def start_and_wait_in(self, step: str) -> subprocess.Popen:
         """Start a set-up, and return it when it waits in this step."""
         process = self.start(PIP_HANGS=step)
-        until(self.calls.with_suffix(".hangs").exists, seconds=30)
+        until(self.calls.with_suffix(".hangs").exists)
         return process
 
     def refuses(self, *facts: str, **environment: str) -> str:

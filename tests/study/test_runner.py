@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import NamedTuple
 
 import pytest
@@ -20,6 +19,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study import runner as module
 from deepnet_fairseq.study.runner import Ended, Runner
 
+from ..faults.life import lives
 from ..support.errors import refused
 from ..support.experiments import until
 from ..support.helpers import ROOT
@@ -28,9 +28,11 @@ OFTEN = 0.02  # seconds between two calls of `show`
 
 # Programs.
 
-# Arguments: a folder and a name. It makes NAME.begun, waits for NAME.go, and makes NAME.ended.
-WAITS_FOR_A_FILE = """import pathlib, sys, time
+# Arguments: a folder and a name. It writes its number into NAME.pid and makes NAME.begun, waits for NAME.go, and makes
+# NAME.ended.
+WAITS_FOR_A_FILE = """import os, pathlib, sys, time
 folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+(folder / f"{name}.pid").write_text(str(os.getpid()))
 (folder / f"{name}.begun").touch()
 while not (folder / f"{name}.go").exists():
     time.sleep(0.01)
@@ -291,10 +293,11 @@ def test_programs_die_with_a_runner_that_is_killed(tmp_path):
     runner = subprocess.Popen(python(RUNS_A_PROGRAM, WAITS_FOR_A_FILE, tmp_path, "one"), cwd=ROOT)
     until((tmp_path / "one.begun").exists)
 
+    program = int((tmp_path / "one.pid").read_text())
+    assert lives(program)
+
     runner.kill()
     runner.wait()
 
-    time.sleep(0.5)  # the program dies
-    (tmp_path / "one.go").touch()  # upon which it would end, if it lived
-    time.sleep(0.5)
+    until(lambda: not lives(program), seconds=60)
     assert not (tmp_path / "one.ended").exists()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import socket
 import struct
+import termios
 import threading
 import time
 from collections import Counter, defaultdict
@@ -129,10 +131,20 @@ class _Handler(BaseHTTPRequestHandler):
         if breaks_off and fault.ending == "stall":
             self.server.closing.wait(30)
         if breaks_off and fault.ending == "reset":
-            time.sleep(0.05)  # lets the sent bytes arrive
+            until_received(self.connection)
             on_for_no_time = struct.pack("ii", 1, 0)  # struct linger: with it `close` sends RST
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_for_no_time)
             self.connection.close()
+
+
+def until_received(connection: socket.socket) -> None:
+    """Wait until the other side's system has all bytes that were sent; a reset would drop the others."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        (unacknowledged,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+        if not unacknowledged:
+            return
+        time.sleep(0.001)
 
 
 @contextmanager
