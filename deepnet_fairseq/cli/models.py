@@ -7,6 +7,7 @@ package's models. Admin's omegas are the factors of its shortcuts, one for each 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def profile(args) -> Shown:
         if omegas:
             last_omegas.append(f"{stack} {omegas[-1]:.4f}")
     text = f"""wrote {len(measured.omega)} omegas to {args.out}; the last ones: {", ".join(last_omegas)}
-train with the same flags and --method admin --admin-profile {args.out}"""
+train with the same flags and --method admin --admin-profile {shlex.quote(args.out)}"""
     return Shown(text, {"wrote": args.out, "omega": measured.omega})
 
 

@@ -397,14 +397,19 @@ def test_a_miniature_that_is_there_is_taken(smoke_experiment, miniature_data, tm
     assert found.steps == ()  # nothing has to be made
 
 
-def test_data_may_be_moved_after_they_were_made(smoke_experiment, miniature_data, tmp_path):
+@pytest.mark.parametrize(("here", "there"), [("one", "other"), ("one ü", "other"), ("one", "other ü")])
+def test_data_may_be_moved_after_they_were_made(here, there, smoke_experiment, miniature_data, tmp_path):
     """A note beside the data has the command that made them, whose folder is then another one."""
-    command = ["deepnet", "prepare", "corpus", "iwslt14_de_en", str(miniature_data), "--miniature"]
-    Step(miniature_data, command).write_note()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "data").rename(tmp_path / "elsewhere/data")
+    for name in (here, there):
+        (tmp_path / name).mkdir()
+    made = tmp_path / here / "data"
+    (tmp_path / "data").rename(made)
+    folder = made / miniature_data.name
+    command = ["deepnet", "prepare", "corpus", "iwslt14_de_en", str(folder), "--miniature"]
+    Step(folder, command).write_note()
+    made.rename(tmp_path / there / "data")
 
-    found = corpus(smoke_experiment, tmp_path / "elsewhere")
+    found = corpus(smoke_experiment, tmp_path / there)
 
     assert found.steps == ()  # nothing has to be made
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -216,8 +217,9 @@ def preparation_advice(origin: dict[str, Any], data: str | None) -> str:
         return "the data of its run have been prepared again since: take a run on these data, or a copy of the old ones"
     is_translation = str(origin["task"].get("_name") or "translation").startswith("translation")
     if is_translation:
-        return f"prepare the text with `deepnet prepare text --like {origin['file']}`"
-    return f"prepare the text with the dictionary of its own (`deepnet prepare lm --dict {own_folder}/dict.txt`)"
+        return f"prepare the text with `deepnet prepare text --like {shlex.quote(origin['file'])}`"
+    dictionary = shlex.quote(f"{own_folder}/dict.txt")
+    return f"prepare the text with the dictionary of its own (`deepnet prepare lm --dict {dictionary}`)"
 
 
 def check_vocabulary(origin: dict[str, Any] | None, present: Digests | None, data: str | None, place: str) -> None:

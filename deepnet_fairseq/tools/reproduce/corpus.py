@@ -37,20 +37,24 @@ class Step(NamedTuple):
         return self.folder.with_name(f"{self.folder.name}.command")
 
     @property
-    def made_by(self) -> str:
-        """The command as a text for the note, with "." for the folder's parent, so that this may be moved."""
-        return shlex.join(self.command).replace(str(self.folder.parent), ".")
+    def made_by(self) -> list[str]:
+        """The words of the command for the note, with "." for the folder's parent, so that this may be moved."""
+        return [word.replace(str(self.folder.parent), ".") for word in self.command]
 
     def write_note(self) -> None:
         """Write the command beside the folder."""
-        self.note.write_text(f"{self.made_by}\n", encoding="utf-8")
+        self.note.write_text(f"{shlex.join(self.made_by)}\n", encoding="utf-8")
 
     def check(self) -> None:
         """Raise a UserError if the folder's note names another command; a folder without a note passes."""
         if not self.note.is_file():
             return
         before = self.note.read_text(encoding="utf-8").strip()
-        if before != self.made_by:
+        try:
+            words = shlex.split(before)  # quotes of the folder's earlier name may be around a "."
+        except ValueError:  # no command
+            words = []
+        if words != self.made_by:
             raise UserError(self.folder, f"was made by `{before}`; remove it, or name another --out")
 
 
