@@ -184,6 +184,8 @@ def average(args) -> Shown:
                 raise UserError(path, "a folder; add --last K or --best K")
     else:
         folder = Path(args.inputs[0])
+        if len(args.inputs) == 1 and not folder.exists():
+            raise UserError(folder, "no such folder; give the one that holds the checkpoints")
         if len(args.inputs) > 1 or not folder.is_dir():
             raise UserError("--last and --best", "give the one folder that holds the checkpoints")
         if args.best is None:

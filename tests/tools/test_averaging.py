@@ -394,3 +394,8 @@ def test_a_mean_is_not_written_to_a_device(run_folder):
     assert_refused("--out /dev/null", "average", run_folder / "checkpoint1.pt", "--out", "/dev/null")
 
     assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("way", ["last", "best"])
+def test_a_folder_of_checkpoints_that_is_not_there_is_named(way, tmp_path):
+    assert_refused(f"{tmp_path}/nowhere: ", "average", tmp_path / "nowhere", f"--{way}", 2, "--out", tmp_path / "a.pt")
