@@ -144,9 +144,12 @@ class DeepTrainer(Trainer):
         """Build the optimiser and the learning rate's schedule; fairseq calls this, and again when it resumes.
 
         It replaces fairseq's method. In half precision the optimiser is one of half_precision.py. Under --zero-sharding
-        os the optimiser shards its state itself, since fairseq's sharding needs fairscale.
+        os the optimiser shards its state itself, since fairseq's sharding needs fairscale. Raises a UserError without
+        --optimizer.
         """
         cfg = self.cfg
+        if getattr(cfg.optimizer, "_name", None) is None:
+            raise UserError("--optimizer", "has no default; give deepnet_adam, or one of fairseq's")
         common = self.cfg.common
         named = [*self.model.named_parameters(), *self.criterion.named_parameters()]
         params = [parameter for _, parameter in named if parameter.requires_grad]

@@ -9,10 +9,11 @@ from fairseq.file_io import PathManager
 
 from deepnet_fairseq.errors import user_error_line
 from deepnet_fairseq.files import split_paths
+from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 from ..support import sentiment
-from ..support.errors import assert_one_line, assert_refused
+from ..support.errors import assert_one_line, assert_refused, refused
 from ..support.helpers import ROOT, USER_DIR, run
 from ..support.prepared_again import save_start
 
@@ -189,6 +190,15 @@ def test_a_training_without_an_architecture_is_refused_before_it_makes_a_folder(
 
     assert_one_line(done, "--arch")
     assert not save.exists()
+
+
+def test_a_training_without_an_optimizer_asks_for_one(data):
+    """fairseq has no default for it, and would end in a traceback."""
+    words = [word for word in TRAIN_FLAGS if word not in ("--optimizer", "adam")]
+    trainer = build_trainer(parse_training_flags([str(data), *words, *ARCH]))
+
+    with refused("--optimizer"):
+        trainer.zero_grad()  # needs the optimiser
 
 
 def test_a_training_without_data_is_refused_before_it_makes_a_folder(tmp_path):
