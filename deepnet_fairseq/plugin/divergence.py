@@ -137,6 +137,9 @@ def repeat_update(trainer, samples: list, update: int) -> tuple[str, float]:
     batches' losses.
     """
     trainer.task.probes = None  # they have observed the update already
+    trainer.task.graphs = None  # a replay calls no hooks
+    if trainer.graphs is not None:
+        trainer.graphs.free()  # the passes without graphs need memory of their own
     utils.set_torch_seed(trainer.cfg.common.seed + update)
     trainer.model.train()
     trainer.criterion.train()

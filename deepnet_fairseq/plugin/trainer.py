@@ -101,6 +101,8 @@ class DeepTrainer(Trainer):
         if not self.use_distributed_wrapper:
             return module
         if self.graphs is not None:
+            # fairseq leaves the move to the wrapper; the wrapper of the model averages the gradients of both
+            module = module.to(self.device)
             return data_parallel.wrap(module, self.graphs, group) if module is self._model else module
         if cfg.ddp_backend in ("c10d", "pytorch_ddp"):
             return launch.wrap_in_ddp(cfg, module, group, self.device)
@@ -138,6 +140,7 @@ class DeepTrainer(Trainer):
         on_device, _is_dummy = self._prepare_sample(sample)
         graphs.prepare(on_device, self._model, self._criterion, self.optimizer, self.get_num_updates())
         if graphs.obstacle is not None and graphs.processes is not None:
+            self.zero_grad()  # frees the gradients' buffers before DDP makes its own
             self.use_graphs(None)
 
     def _build_optimizer(self):
@@ -317,11 +320,23 @@ class DeepTrainer(Trainer):
         """
         signals = self.run.signals
         got_signal = float(signals.first_signal > 0)
+        to_sum = [*sums, got_signal]
+        if self.graphs is not None and self.task.logging_outputs_can_be_summed(self.get_criterion()):
+            # fairseq sums tensors in one collective and numbers in another. A value may be a tensor in the log of a
+            # graph and a number in that of plain passes, on another process: all become tensors, in one order.
+            logging_outputs = [{key: self._as_tensor(log[key]) for key in sorted(log)} for log in logging_outputs]
+            to_sum = [self._as_tensor(value) for value in to_sum]
         logging_outputs, (*sums, signalled) = super()._aggregate_logging_outputs(
-            logging_outputs, *sums, got_signal, ignore=ignore
+            logging_outputs, *to_sum, ignore=ignore
         )
         signals.any_process_signalled = bool(signalled > 0)
         return logging_outputs, sums
+
+    def _as_tensor(self, value: Any) -> torch.Tensor:
+        """Return a number or a tensor () as a tensor () on the device; nothing waits for the device."""
+        if torch.is_tensor(value):
+            return value.to(self.device, torch.double, non_blocking=True)
+        return torch.full((), float(value), dtype=torch.double, device=self.device)
 
     # validate
 

@@ -15,12 +15,14 @@ from fairseq.trainer import Trainer
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.plugin import divergence
 from deepnet_fairseq.plugin.divergence import BACKWARD, FLOOR, FORWARD, GRADIENTS, LOSS, WEIGHTS
+from deepnet_fairseq.plugin.graphs.step import GraphedStep
 from deepnet_fairseq.plugin.optimisers import papers
 from deepnet_fairseq.plugin.trainer import DeepTrainer
 
 from ..conftest import TRAIN_FLAGS
 from ..support import ranks
 from ..support.diverging import DIVERGING, TINY, NanGradient, Training, train
+from ..support.recorded_graph import RecordedDevice
 
 
 def beginning(update: int, kind: str) -> str:
@@ -51,6 +53,22 @@ def test_the_branch_with_a_broken_weight_is_named(method, data, tmp_path):
 
     assert_diverged(line, update=2, kind=LOSS, place=f"{broken.site} ({FORWARD})")
     assert list(tmp_path.iterdir()) == []  # no crash.pt, which fairseq would write
+
+
+def test_the_layer_is_named_in_a_training_by_graphs(data, tmp_path):
+    """The update is repeated without graphs, whose replays call no hooks."""
+    training = Training(data, tmp_path, *TINY)
+    graphs = GraphedStep(limit=2, pad_index=1, device=RecordedDevice())
+    graphs.plan(training.trainer.iterator)
+    training.trainer.use_graphs(graphs)
+    training.step()
+    with torch.no_grad():
+        training.model.decoder.layers[1].fc1.bias[0] = math.inf
+
+    line = training.diverge()
+
+    assert graphs.served == 2
+    assert_diverged(line, update=2, kind=LOSS, place=f"decoder.2.ffn ({FORWARD})")
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])

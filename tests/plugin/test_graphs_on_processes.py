@@ -5,6 +5,7 @@ With graphs the trainer itself averages the gradients of the processes, after th
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -16,9 +17,12 @@ from typing import NamedTuple
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 
-from deepnet_fairseq.plugin.graphs import settings
+from benchmarks.models import trainer_of
+from deepnet_fairseq.plugin.graphs import data_parallel, settings
 from deepnet_fairseq.plugin.graphs.capture import CaptureFailed
+from deepnet_fairseq.plugin.graphs.step import GraphedStep
 
 from ..conftest import TRAIN_FLAGS
 from ..support import ranks
@@ -71,6 +75,33 @@ class DyingDevice(RecordedDevice):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@contextmanager
+def recording_beside_plain_batches(folder: Path, number: int):
+    """Record graphs, but let process 1 leave every other batch to fairseq, and log values whose kind depends on that.
+
+    In the log of a plain pass the sample size is a tensor and a count a number; in that of a graph it is the reverse.
+    """
+    step = GraphedStep.step
+    forward = LabelSmoothedCrossEntropyCriterion.forward
+    calls = itertools.count()
+
+    def step_or_leave(self, *args, **kwargs):
+        if number == 1 and next(calls) % 2:
+            return None
+        return step(self, *args, **kwargs)
+
+    def forward_with_more(self, model, sample, reduce=True):
+        loss, _size, log = forward(self, model, sample, reduce)
+        size = sample["target"].ne(self.padding_idx).sum()
+        return loss, size, log | {"a_count": sample["ntokens"] * 2, "sample_size": size}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GraphedStep, "step", step_or_leave)
+        patch.setattr(LabelSmoothedCrossEntropyCriterion, "forward", forward_with_more)
+        with recording(folder, RecordedDevice, number):
+            yield
+
+
 class Served(NamedTuple):
     """What graphs did in a process."""
 
@@ -106,14 +137,15 @@ class Trained(NamedTuple):
     served: list[Served]  # of each process; [] without graphs
 
 
-def train(folder: Path, data: Path, *flags, graphs: str = "0", device_of_second=RecordedDevice) -> Trained:
+def train(folder: Path, data: Path, *flags, graphs: str = "0", device_of_second=RecordedDevice, around=None) -> Trained:
     """Train on two processes until there are UPDATES updates.
 
-    graphs: --cuda-graphs; device_of_second: makes the device on which process 1 captures its graphs
+    graphs: --cuda-graphs; device_of_second: makes the device on which process 1 captures its graphs; around: as for
+    ranks.train, in the place of `recording`
     """
     folder.mkdir(exist_ok=True)
     words = (data, *UNEVEN, *flags, "--cuda-graphs", graphs, "--max-update", UPDATES, "--save-dir", folder)
-    around = partial(recording, folder, device_of_second)
+    around = around or partial(recording, folder, device_of_second)
     rows = ranks.train(2, folder / "log", *words, around=around)
     state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))
     served = [Served(*json.loads(file.read_text())) for file in sorted(folder.glob("served*"))]
@@ -180,6 +212,28 @@ def test_updates_that_probes_watch_are_averaged_too(data, tmp_path):
     assert_same_bits(by_graphs, plain)
     records = [(tmp_path / folder / "probes.jsonl").read_text() for folder in ("plain", "graphs")]
     assert records[0] == records[1]
+
+
+def test_processes_sum_logs_of_plain_passes_and_of_graphs(data, by_ddp, tmp_path):
+    both = train(tmp_path, data, graphs=ALL_SHAPES, around=partial(recording_beside_plain_batches, tmp_path))
+
+    assert both.served[0].served == UPDATES
+    assert 0 < both.served[1].served < UPDATES
+    assert both.losses == by_ddp.losses
+
+
+def test_model_and_loss_are_moved_to_the_device(monkeypatch):
+    """fairseq leaves that to the wrapper of several processes."""
+    trainer = trainer_of([*TINY, "--cpu", "--max-tokens", "100", "--optimizer", "adam"])
+    trainer.criterion.register_parameter("factor", torch.nn.Parameter(torch.ones(1)))
+    trainer.use_graphs(GraphedStep(limit=1, pad_index=1, device=RecordedDevice()))
+    monkeypatch.setattr(type(trainer), "use_distributed_wrapper", True)
+    monkeypatch.setattr(data_parallel, "wrap", lambda module, _graphs, _group: module)
+    trainer.device = torch.device("meta")
+
+    parameters = [*trainer.model.parameters(), *trainer.criterion.parameters()]
+
+    assert {parameter.device.type for parameter in parameters} == {"meta"}
 
 
 # One of two processes cannot use graphs

@@ -1,4 +1,4 @@
-"""Capture the kernels of a function in a CUDA graph, and replay them by one call. No other file of graphs/ calls CUDA.
+"""Capture the kernels of a function in a CUDA graph, and replay them by one call; no other file of graphs/ does so.
 
 The protocols Graph and Device list what GraphedStep (step.py) asks of a GPU. CudaGraph and CudaDevice do it on one; the
 tests have stand-ins that work on a CPU.

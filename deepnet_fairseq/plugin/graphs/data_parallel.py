@@ -19,12 +19,15 @@ BUCKET = 2**28  # bytes that torch joins and sends at a time
 class GraphedDataParallel(nn.Module):
     """Stands where DDP stands, for a model whose batches are computed by `graphs`, or some without them.
 
-    In the beginning all processes get the weights and buffers of the first one, as with DDP. Every pass adds to the
-    parameters' `grad`; fairseq calls all_reduce_grads, if a wrapper has it, before it clips the gradients.
+    In the beginning all processes get the model's weights and buffers of the first one, as with DDP. Every pass adds to
+    the parameters' `grad`; fairseq calls all_reduce_grads, if a wrapper has it, before it clips the gradients.
     """
 
     def __init__(self, module: nn.Module, graphs: GraphedStep, group: Any):
-        """Wrap a model, and send its weights and buffers; group: torch's, of the processes that train together."""
+        """Wrap a model, and send its weights and buffers.
+
+        module: the model, on the training's device; group: torch's, of the processes that train together.
+        """
         super().__init__()
         self.module = module
         self.graphs = graphs

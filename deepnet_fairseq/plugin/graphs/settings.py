@@ -24,7 +24,7 @@ AUTO = "auto"  # time a batch with and without a graph before the first update, 
 # Number of shapes with AUTO. On IWSLT-14's batches of 4,096 tokens 32 shapes make batches 12% larger by padding, 16
 # shapes 25%, 64 shapes 8%.
 AUTO_SHAPES = 32
-# --ddp-backend whose only effect is that gradients are averaged, as GraphedStep.average_gradients does it
+# --ddp-backend that averages gradients, as GraphedStep.average_gradients does in its place
 AVERAGING = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp")
 KEY = "deepnet_cuda_graphs"  # in a checkpoint's extra_state: GraphedStep.for_checkpoint, 0 without graphs
 
@@ -124,6 +124,8 @@ def why_settings_forbid_graphs(trainer: Any) -> str | None:
             return f"--ddp-backend {several_processes.ddp_backend} does more than to average gradients"
         if several_processes.ddp_comm_hook != "none":
             return f"--ddp-comm-hook {several_processes.ddp_comm_hook} changes how gradients are averaged"
+        if several_processes.broadcast_buffers:
+            return "--broadcast-buffers sends buffers in each forward pass"
     if trainer.cfg.optimization.use_bmuf:
         return "--use-bmuf keeps gradients of its own"
     if trainer.task.own_train_step() is not FairseqTask.train_step:  # the step that GraphedStep.step replaces

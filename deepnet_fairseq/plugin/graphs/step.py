@@ -608,14 +608,18 @@ class GraphedStep:
             return
         self.obstacle = why
         logger.info(f"--cuda-graphs: the training goes on without: {why}")
-        self.captured.clear()
-        self.captured_shapes = self.captured_shapes[:0]
+        self.free()
         if hasattr(self.criterion, "masks_padding"):
             self.criterion.masks_padding = False
         self._set_recomputed_random_numbers(True)
         for module in self.modules:
             if isinstance(module, DeepModel):
                 module.one_mode = False
+
+    def free(self) -> None:
+        """Drop the graphs, and so let torch have their memory."""
+        self.captured.clear()
+        self.captured_shapes = self.captured_shapes[:0]
 
     def _log_once(self, line: str) -> None:
         """Log a line, unless this object has logged it before."""
