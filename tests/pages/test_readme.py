@@ -99,7 +99,7 @@ class Reader:
             copy = self.root / name
             if (ROOT / name).exists():
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, copy)
+                shutil.copy2(ROOT / name, copy, follow_symlinks=False)
 
     def write_text(self) -> None:
         """Write the text that pages assume: corpus/train.de and so on."""
