@@ -69,6 +69,11 @@ class RunFolder:
         return (self / TRAINED).exists()
 
     @property
+    def has_progress(self) -> bool:
+        """Whether something of the training is there that it would go on from: a checkpoint, or its end."""
+        return self.is_over or any(self.path.glob("checkpoint*.pt"))
+
+    @property
     def failed(self) -> str | None:
         """The line in the file `diverged` or `stuck`, as "diverged at update 90"; None if there is neither."""
         for mark in FAILURES:

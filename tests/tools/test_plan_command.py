@@ -327,6 +327,17 @@ def test_the_hours_of_rows_are_summed_up(summary, plan_of_both):
     assert "100 TFLOP/s" in summary
 
 
+def test_one_row_takes_its_own_hours_however_many_could_be_trained_at_a_time(tmp_path):
+    file = tmp_path / "row"
+    file.write_text(f"{ROWS[0]}\n")
+
+    printed = output_of_plan("--rows", file, "--side-by-side", SIDE_BY_SIDE, "--flops", "100")
+
+    hours = cells_of("by-updates", printed)["hours"]
+    assert f"1 row: {hours} hours" in printed
+    assert "at a time" not in printed
+
+
 def test_the_bytes_of_rows_are_summed_up(summary, plan_of_both):
     """In fp16 a parameter takes 2 bytes in a file of weights, and 14 in a whole checkpoint.
 

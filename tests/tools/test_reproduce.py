@@ -15,7 +15,7 @@ import pytest
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.study import experiments
-from deepnet_fairseq.study.experiment import MethodSpec
+from deepnet_fairseq.study.experiment import MethodSpec, Row
 from deepnet_fairseq.study.run_folder import RunFolder
 from deepnet_fairseq.tools.reproduce import run
 from deepnet_fairseq.tools.reproduce.commands import Setting, first_host
@@ -185,6 +185,7 @@ def test_numbers_are_printed_as_papers_print_them(value, printed):
         ("--optimizer deepnet_adam", None),  # computes what adam does
         ("--optimizer radam", "--optimizer"),
         ("--share-all-embeddings", "--share-all-embeddings"),
+        ("--cuda-graphs 0", None),  # the way out of graphs
     ],
 )
 def test_a_command_is_another_training_by_the_flag_that_changes_its_results(more, differing):
@@ -440,8 +441,9 @@ def test_a_row_that_another_process_works_on_is_left_as_it_is(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
-def test_a_row_that_was_begun_with_another_flag_is_refused_before_anything_runs(tmp_path):
-    """Its file `command` has the flags of the training that is there."""
+@pytest.fixture
+def row_begun_with_another_flag(tmp_path) -> tuple[Setting, Row]:
+    """Provide a setting of one row, whose file `command` has another --clip-norm than the setting."""
     experiment = experiments.with_choices(experiments.read_experiment("table1"), methods=["pre_ln"], depths=["6"])
     machine = hardware(papers_gpus=8, only_printed=True)
     setting = Setting(experiment, machine, corpus(experiment, tmp_path), tmp_path)
@@ -450,12 +452,26 @@ def test_a_row_that_was_begun_with_another_flag_is_refused_before_anything_runs(
     folder.mkdir(parents=True)
     words = ["fairseq-train", *setting.training(row), "--clip-norm", "7"]
     (folder / "command").write_text(shlex.join(words), encoding="utf-8")
+    return setting, row
+
+
+def test_a_row_that_was_begun_with_another_flag_is_refused_before_anything_runs(row_begun_with_another_flag):
+    setting, row = row_begun_with_another_flag
+    folder = setting.folder(row)
+    (folder / "checkpoint_last.pt").touch()
 
     with refused(folder) as caught:
         run.Work(setting).run()
 
     assert "--clip-norm" in caught.value.way_out
-    assert [path.name for path in folder.iterdir()] == ["command"]
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_last.pt", "command"]
+
+
+def test_a_row_without_a_checkpoint_begins_with_the_flags_it_has_now(row_begun_with_another_flag):
+    """Such as one that fairseq-train has refused for a misspelt flag."""
+    setting, row = row_begun_with_another_flag
+
+    run.Work(setting)._check_flags(row)
 
 
 # what is printed

@@ -223,10 +223,11 @@ def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -
     count = counted(len(rows), "row")
     if len(still_to_train) < len(rows):
         count += f", {len(rows) - len(still_to_train)} of them done"
-    if side_by_side > 1:
-        count += f", {side_by_side} at a time"
+    at_a_time = max(1, min(side_by_side, len(still_to_train)))
+    if at_a_time > 1:
+        count += f", {at_a_time} at a time"
 
-    hours = sum(row.hours for row in still_to_train) / side_by_side
+    hours = sum(row.hours for row in still_to_train) / at_a_time
     time = f"{_short(hours)} hours"
     if hours >= 48:
         time += f" ({hours / 24:.1f} days)"

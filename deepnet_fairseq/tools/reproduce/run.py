@@ -180,10 +180,10 @@ class Work:
             raise
 
     def _check_flags(self, row: Row) -> None:
-        """Raise a UserError if the row's training was begun with other flags than it has now."""
+        """Raise a UserError if the row's training goes on from other flags than it has now."""
         run = RunFolder(self.setting.folder(row))
         command = run.command
-        if command is None:  # it was not begun
+        if command is None or not run.has_progress:  # it begins now
             return
         before = shlex.split(command)[1:]  # without fairseq-train
         differs = differing_flag(before, self.setting.training(row))

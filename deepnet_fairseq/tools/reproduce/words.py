@@ -51,11 +51,11 @@ def whole_number(word: str | None) -> int:
         return 0
 
 
-# Flags that do not change what a training computes: devices, memory, an earlier end. --update-freq is among them
-# because differing_flag compares the batches of an update on all processes instead.
+# Flags that do not change what a training computes: devices, memory, an earlier end; --cuda-graphs changes its rounding
+# alone. --update-freq is among them because differing_flag compares the batches of an update on all processes instead.
 WITHOUT_EFFECT = {
     "--distributed-world-size", "--update-freq", "--stop-stuck", "--cpu", "--checkpoint-activations",
-    "--checkpoint-every", "--zero-sharding",
+    "--checkpoint-every", "--zero-sharding", "--cuda-graphs",
 }  # fmt: skip
 EQUAL_OPTIMIZERS = ("adam", "deepnet_adam")  # both give the same results
 
