@@ -40,9 +40,10 @@ def compare(args) -> None:
     """Train methods at several depths and learning rates on your data.
 
     DATA is binarised data of one language pair, as of `deepnet prepare text`. Each method is trained at each depth with
-    each rate and seed, with the same data, updates and flags; flags of fairseq-train may follow, as --encoder-embed-dim
-    128. A second call skips what is done and resumes what is not. A training that diverges or is stuck is a result.
-    Ends with a table of the best rates, OUT/records.jsonl with a JSON line a training, and the picture of --plot.
+    each rate and seed, with the same data, updates and flags. Flags of fairseq-train may follow, as --encoder-embed-dim
+    128; one that is an option of a method goes to the trainings of that method alone. A second call skips what is done
+    and resumes what is not. A training that diverges or is stuck is a result. Ends with a table of the best rates,
+    OUT/records.jsonl with a JSON line a training, and the picture of --plot.
 
     example:
       deepnet compare quickstart/data --methods deepnorm,pre_ln --depths 6,18 --lrs 5e-4,1e-3 --updates 1200

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, NoReturn
@@ -105,8 +105,9 @@ class Grid:
     data: folder of binarised data of one language pair; methods, depths, lrs, seeds: values of the cells, in all
     combinations; updates: number of updates of each cell's training; out: folder of the cells' folders and of the
     results; jobs: number of cells trained at a time, None to choose it by cores and memory; flags: the user's flags of
-    fairseq-train, which override the grid's own; warmup: share of the updates in which the learning rate rises;
-    user_dir: folder of the user's methods, None if there are none.
+    fairseq-train, which override the grid's own, and of which an option of a method is for this method alone; warmup:
+    share of the updates in which the learning rate rises; user_dir: folder of the user's methods, None if there are
+    none.
     """
 
     data: Path
@@ -140,7 +141,19 @@ class Grid:
             flag = word.split("=")[0]
             if flag in REFUSED:
                 raise UserError(word, f"each cell has its own; give {REFUSED[flag]}")
+        for owner, words in by_owner(self.flags):
+            if owner is not None and owner not in self.methods:
+                way_out = f"an option of --method {owner}, which is not compared; drop it, or name {owner} in --methods"
+                raise UserError(" ".join(words), way_out)
         self.width()  # raises if a flag gives a width that is no number
+
+    def flags_of(self, method: str) -> list[str]:
+        """Return those of the user's flags that a method's trainings get: all but the options of other methods."""
+        flags: list[str] = []
+        for owner, words in by_owner(self.flags):
+            if owner in (None, method):
+                flags += words
+        return flags
 
     @property
     def cells(self) -> list[Cell]:
@@ -256,7 +269,7 @@ class Grid:
         words += ["--save-interval-updates", str(save_and_validate_every)]
         words += ["--validate-interval-updates", str(save_and_validate_every)]
         words += ["--stop-stuck", str(stuck), "--log-interval", str(log_every)]
-        words += self.flags
+        words += self.flags_of(cell.method)
         return words
 
     def facts(self, cell: Cell) -> dict:
@@ -278,7 +291,7 @@ class Grid:
         """Return the command line of `deepnet compare` for a grid of this cell alone."""
         values = f"--methods {cell.method} --depths {cell.depth} --lrs {format_rate(cell.lr)} --seeds {cell.seed}"
         words = [str(self.data), *values.split()]
-        words += [f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags]
+        words += [f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags_of(cell.method)]
         if self.user_dir:
             words += ["--user-dir", self.user_dir]
         return f"deepnet compare {shlex.join(words)}"
@@ -293,6 +306,31 @@ def _check_at_least_one(flag: str, number: int) -> None:
     """Raise a UserError, naming the flag, for a number below 1."""
     if number < 1:
         raise UserError(f"{flag} {number}", "must be at least 1")
+
+
+def by_owner(flags: Sequence[str]) -> list[tuple[str | None, list[str]]]:
+    """Split flags of fairseq-train into pairs (owner, words), in their order.
+
+    The words are an option of a method with its value, and the owner is the method's name; or one other word, without
+    an owner.
+    """
+    options = {}  # flag -> (name of the method, the option)
+    for name, method in METHODS.items():
+        for key, option in method.options.items():
+            options[method.flag(key)] = (name, option)
+
+    pairs: list[tuple[str | None, list[str]]] = []
+    rest = iter(flags)
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        if flag not in options:
+            pairs.append((None, [word]))
+            continue
+        owner, option = options[flag]
+        has_value_behind = not equals and not isinstance(option.default, bool)  # a bool is a flag without a value
+        value = list(islice(rest, 1)) if has_value_behind else []
+        pairs.append((owner, [word, *value]))
+    return pairs
 
 
 def format_rate(lr: float) -> str:

@@ -484,6 +484,29 @@ def test_a_signal_ends_the_running_training_first(pair_data, monkeypatch, sent, 
     assert not list(pair_data.parent.rglob("trained"))
 
 
+# options of one method
+
+
+@pytest.mark.parametrize("option", ["--dlcl-window 2", "--dlcl-window=2", "--dlcl-plain"])
+def test_an_option_of_a_method_goes_to_its_trainings_alone(option, programs, pair_data):
+    words = compare_words(pair_data, "--jobs", "1", *option.split(), "--clip-norm", "1", methods="dlcl,deepnorm")
+
+    main(words)
+
+    of_dlcl, of_deepnorm = [flags for name, flags in zip(programs.names, programs.flags) if name == "train"]
+    assert f"{option} --clip-norm 1" in of_dlcl
+    assert option.split("=")[0] not in of_deepnorm
+    assert "--clip-norm 1" in of_deepnorm
+
+
+def test_a_recorded_command_has_no_options_of_other_methods(programs, pair_data, run_folder):
+    """It trains that method alone, and would be refused with them."""
+    main(compare_words(pair_data, "--jobs", "1", "--dlcl-window", "2", methods="dlcl,deepnorm"))
+
+    assert "--dlcl-window" not in RecordedRun(run_folder).command
+    assert "--dlcl-window 2" in RecordedRun(run_folder.with_name("dlcl-lr1e-3")).command
+
+
 # mistakes
 
 
@@ -491,6 +514,7 @@ def test_a_signal_ends_the_running_training_first(pair_data, monkeypatch, sent, 
     ("--methods deepnorm,deepnrom", "--method deepnrom: "), ("--depths 6,0", "--depths 0: "),
     ("--lrs 1e-3,0", "--lrs 0.0: "), ("--lrs x", "--lrs x: "), ("--warmup 2", "--warmup 2: "),
     ("--jobs 0", "--jobs 0: "), ("--encoder-layers=6", "--encoder-layers=6: "), ("--plot p.gif", "--plot p.gif: "),
+    ("--dlcl-window 2", "--dlcl-window 2: "),
 ])  # fmt: skip
 def test_a_wrong_flag_is_named_and_nothing_is_written(flags, subject, programs, pair_data, tmp_path):
     words = compare_words(pair_data, *flags.split())
