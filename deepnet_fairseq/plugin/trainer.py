@@ -11,8 +11,9 @@ import argparse
 import itertools
 import logging
 import math
+import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import torch
@@ -374,6 +375,28 @@ def parse_training_flags(flags: list[str]) -> argparse.Namespace:
     Flags that fairseq-train refuses end the program with its message.
     """
     return options.parse_args_and_arch(options.get_training_parser(), [*flags, *ONE_PROCESS])
+
+
+def check_training_flags(flags: list[str]) -> None:
+    """Raise a UserError for words (DATA and flags) with which fairseq-train ends before it begins.
+
+    Methods of the user's must be imported already.
+    """
+    words = sys.argv
+    sys.argv = words[:1]  # fairseq would import a --user-dir among the words of this process's own command line
+    try:
+        parser = options.get_training_parser()
+        # the plug-in would end the program by it, after a mistake
+        parser.exit = _raise_user_error  # type: ignore[method-assign]
+        options.parse_args_and_arch(parser, [*flags, *ONE_PROCESS])
+    finally:
+        sys.argv = words
+
+
+def _raise_user_error(status: int = 0, message: str | None = None) -> NoReturn:
+    """Raise the message "PROGRAM: error: MESSAGE" as a UserError; takes the place of ArgumentParser.exit."""
+    _program, _, mistake = (message or "").strip().partition(": error: ")
+    raise UserError(mistake.removeprefix("argument "))
 
 
 def _batches_an_update(optimization, epoch: int) -> int:

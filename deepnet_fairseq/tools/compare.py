@@ -27,10 +27,12 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
+from .. import register
 from ..core import archs
 from ..core.methods import METHODS, get_method
 from ..errors import UserError
 from ..files import check_file, whole
+from ..plugin.trainer import check_training_flags
 from ..study.figures import training_losses
 from ..study.plots import METADATA, Panel, Picture, Series, draw, style_of_setting
 from ..study.run_folder import FILES, RunFolder, last_line
@@ -459,6 +461,22 @@ class Work:
                 way_out = "remove it and its record, or name another --out"
                 raise UserError(folder.path, f"had another {key}; {way_out}")
 
+    def check_flags(self) -> None:
+        """Raise a UserError for flags with which a training that is not finished would end before it begins.
+
+        Read are the flags of one training of each method and depth; trainings that differ in rate and seed have the
+        same otherwise.
+        """
+        register()
+        checked = set()
+        for name in self.progress.waiting:
+            cell = self.cells[name]
+            if (cell.method, cell.depth) in checked:
+                continue
+            checked.add((cell.method, cell.depth))
+            folder = str(self.grid.out / name)
+            check_training_flags([str(self.grid.data), *self.grid.training(cell), "--save-dir", folder])
+
     def run(self) -> None:
         """Train the remaining cells; raise a UserError if a program fails. Any exception stops the trainings."""
         tasks: list[Callable[[Mapping[str, str]], Awaitable[None]]] = []  # as Runner.run takes them
@@ -693,7 +711,7 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
 
     plot: file of the picture, None for none; as_json: whether to return a JSON list with an object for each method and
     depth, the fields of Best with the number of `runs`. Raises a UserError, before anything is trained, for an invalid
-    grid, data or picture.
+    grid, data or picture, and for flags that fairseq-train refuses.
     """
     grid.check()
     grid.direction()
@@ -710,8 +728,9 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
     why_fewer = "" if jobs == share.processes else f": more do not fit into {free_memory() / GIB:.1f} GiB"
     print(f"{jobs} at a time, {threads} each{why_fewer}", file=sys.stderr)
 
-    grid.out.mkdir(parents=True, exist_ok=True)
     work = Work(grid, jobs)
+    work.check_flags()
+    grid.out.mkdir(parents=True, exist_ok=True)
     work.run()
 
     rows = [best_of(grid, work.records, method, depth) for depth, method in product(grid.depths, grid.methods)]
