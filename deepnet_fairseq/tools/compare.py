@@ -453,13 +453,17 @@ class Work:
         name: of the cell; facts: as Grid.facts returns them.
         """
         folder = RunFolder(self.grid.out / name)
-        earlier_facts = self.records[name].facts if name in self.records else folder.facts
-        if earlier_facts is None:  # it was never begun
+        earlier_facts = None
+        if name in self.records:
+            earlier_facts = self.records[name].facts
+        elif folder.is_over or folder.last_checkpoint.exists():
+            earlier_facts = folder.facts
+        if earlier_facts is None:  # it was never begun, or ended before it saved anything, and begins anew
             return
         for key in facts:
             if facts[key] != earlier_facts.get(key):
                 way_out = "remove it and its record, or name another --out"
-                raise UserError(folder.path, f"had another {key}; {way_out}")
+                raise UserError(folder.path, f"had other {key}; {way_out}")
 
     def check_flags(self) -> None:
         """Raise a UserError for flags with which a training that is not finished would end before it begins.

@@ -440,6 +440,18 @@ def test_a_training_is_not_resumed_with_other_flags(broken_programs, pair_data, 
     assert lines_of_log(run_folder) == LINES_OF_LOG
 
 
+def test_a_training_that_failed_before_it_saved_begins_with_other_flags(broken_programs, pair_data, run_folder):
+    refusal(*compare_words(pair_data))
+    broken_programs.last_line = "done"
+    broken_programs.status = 0
+    broken_programs.saves = True
+
+    main(compare_words(pair_data, "--clip-norm", "1"))
+
+    assert "--clip-norm 1" in RecordedRun(run_folder).facts["flags"]
+    assert lines_of_log(run_folder) == LINES_OF_LOG
+
+
 def test_flags_of_finished_trainings_are_not_looked_at(programs, pair_data, monkeypatch):
     """A table can be printed again though a later release refuses a flag."""
     main(compare_words(pair_data))
