@@ -8,9 +8,10 @@ parsed flags, `args`; __init__.py prints the Shown that it returns: text, and da
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,13 @@ def methods(args) -> Shown | None:
         return archs_table(args.vocab)
     if args.weights:
         chosen = {"method": args.method} if args.method else {}
-        return compare_weights(args.weights, chosen)
+        return compare_weights(args.weights, chosen, args.option)
     if args.method:
         depths: Sequence[list[int]] = [parse_integers("--layers", args.layers, "18,18")] if args.layers else DEPTHS
         return card(args.method, depths, args.option)
 
+    if args.option:
+        raise UserError(f"--option {args.option[0]}", "an option is of one method; give its NAME too")
     method_table = [METHOD_HEADER]
     for name in sorted(METHODS):
         cells, _ = method_row(name)
@@ -59,17 +62,18 @@ def methods(args) -> Shown | None:
     return show_tables(tables, "extra parameters: beside post_ln, 6L-6L of width 512; `deepnet methods NAME` says more")
 
 
-def method_row(name: str) -> tuple[list[str], str | None]:
+def method_row(name: str, values: Mapping[str, Any] | None = None) -> tuple[list[str], str | None]:
     """Return (cells, reason): a method's cells under METHOD_HEADER, and why it does not fold, None if it does.
 
     "extra parameters" is how many more a built model of 6L-6L and width 512 has than a Post-LN one. name: of the
-    method; UserError if no method has it.
+    method; UserError if no method has it. values: of the method's options by key, None for their defaults; UserError
+    for a value that the method refuses.
     """
     from ..core.methods import get_method
     from ..tools.export.fold import why_not_foldable
 
     method = get_method(name)
-    model = _small_model(name)
+    model = _small_model(name, **fields_of(method, values or {}))
     extra = _parameters(model) - _parameters(_small_model("post_ln"))
     reason = why_not_foldable(model)
     cells = [
@@ -84,6 +88,11 @@ def method_row(name: str) -> tuple[list[str], str | None]:
     return cells, reason
 
 
+def fields_of(method, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {config field: value} of a method's options; values: key -> value."""
+    return {f"{method.name}_{key}": value for key, value in values.items()}
+
+
 def modifier_rows() -> list[list[str]]:
     """Return the cells of each modifier under MODIFIER_HEADER, a row each.
 
@@ -95,7 +104,7 @@ def modifier_rows() -> list[list[str]]:
     rows = []
     plain = _parameters(_small_model("deepnorm"))
     for name, modifier in MODIFIERS.items():
-        model = _small_model("deepnorm", name)
+        model = _small_model("deepnorm", **{name: True})
         extra = _parameters(model) - plain
         folds = "no" if why_not_foldable(model) else "yes"
         rows.append([modifier.flag(), modifier.equation, modifier.paper, f"{extra:+,}" if extra else "0", folds])
@@ -108,15 +117,14 @@ def _parameters(model) -> int:
 
 
 @cache
-def _small_model(method: str, *modifiers: str):
-    """Return a model of 6L-6L and width 512, with a method and with modifiers turned on, both given by name.
+def _small_model(method: str, **fields: Any):
+    """Return a model of 6L-6L and width 512; method: its name; fields: config field -> value, as {"pro_res": True}.
 
     Its vocabulary of 10 symbols keeps it small; only differences between such models are counted.
     """
     from ..core.models import blueprint
 
-    turned_on: dict[str, Any] = dict.fromkeys(modifiers, True)
-    return blueprint(method=method, encoder_layers=6, decoder_layers=6, vocab=10, **turned_on)
+    return blueprint(method=method, encoder_layers=6, decoder_layers=6, vocab=10, **fields)
 
 
 def option_rows(owner: Any) -> list[list[str]]:
@@ -128,14 +136,14 @@ def card(name: str, depths: Sequence[list[int]], options: list[str]) -> Shown:
     """Return the card of a method to show: facts, options, and its coefficients at several depths.
 
     depths: [N, M] each, layers of encoder and decoder, 0 for a stack that the model does not have; UserError for
-    others. options: KEY=VALUE each, values of the method's options with which the coefficients are computed.
+    others. options: KEY=VALUE each, values of the method's options, which hold for the whole card.
     """
     from ..core.methods import get_method
 
     method = get_method(name)
-    cells, reason_not_to_fold = method_row(name)
-    by_column = dict(zip(METHOD_HEADER, cells))
     values = options_of(method, options)
+    cells, reason_not_to_fold = method_row(name, values)
+    by_column = dict(zip(METHOD_HEADER, cells))
 
     coefficients: dict[str, dict[str, float]] = {}  # depth as "18L-18L" -> "encoder alpha" -> value
     for layers in depths:
@@ -157,7 +165,7 @@ def card(name: str, depths: Sequence[list[int]], options: list[str]) -> Shown:
         "initialisation": ", or ".join(method.init_profiles) + " (--init-profile)",
         "last LayerNorm": by_column["last LN"],
         "parameters": f"{by_column['extra parameters']} beside post_ln, at 6L-6L of width 512",
-        "to train": f"fairseq-train ... --method {name} {by_column['to train']}".strip(),
+        "to train": " ".join(["fairseq-train ... --method", name, *method.train_flags, *flags_of(method, values)]),
         "export": exports,
         "evidence here": f"recorded trainings: {counts or 'none at hand'}; results/README.md of the repository",
     }  # fmt: skip
@@ -236,6 +244,17 @@ def options_of(method, words: list[str]) -> dict[str, Any]:
     return options
 
 
+def flags_of(method, values: Mapping[str, Any]) -> list[str]:
+    """Return the flags of fairseq-train that set options of a method; values: key -> value."""
+    words: list[str] = []
+    for key, value in values.items():
+        if not isinstance(value, bool):
+            words += [method.flag(key), shlex.quote(str(value))]
+        elif value != method.options[key].default:  # a flag without a value, which turns the default around
+            words.append(method.flag(key))
+    return words
+
+
 def archs_table(vocab: int) -> Shown:
     """Return a table of the architectures to show: depth, widths, and number of parameters.
 
@@ -256,20 +275,24 @@ parameters with one shared embedding of {vocab:,} symbols (--vocab), the archite
     return show_tables([rows], notes)
 
 
-def compare_weights(arch: str, chosen: dict[str, Any]) -> Shown:
+def compare_weights(arch: str, chosen: dict[str, Any], options: list[str]) -> Shown:
     """Build an architecture, and return a table of the standard deviation of its weights beside its method's formula.
 
     The table has a row for each kind of weight. arch: a name of archs.PRESETS; chosen: settings by name that replace
-    the architecture's own, as {"method": "deepnorm"}.
+    the architecture's own, as {"method": "deepnorm"}; options: KEY=VALUE each, values of the method's options.
     """
     import torch
 
     from ..core import archs
     from ..core.config import namespace
     from ..core.initialisation import init_report, report_table
+    from ..core.methods import get_method
     from ..core.models import build
     from ..core.modifiers import make_method
 
+    if options:
+        method_class = get_method(namespace(arch, **chosen).method)
+        chosen = chosen | fields_of(method_class, options_of(method_class, options))
     torch.manual_seed(1)  # the same weights each time
     model = build(arch, **chosen)
     cfg = namespace(arch, **chosen)

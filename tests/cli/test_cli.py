@@ -240,6 +240,48 @@ def test_the_card_shows_the_method_s_equation(name, capsys):
     assert printed_card(capsys, name)["equation"] == METHODS[name].equation
 
 
+def test_the_card_counts_parameters_with_the_options_that_are_given(capsys):
+    """A LayerNorm on the embedding of both stacks, of width 512, has 512 weights and 512 biases."""
+    without = printed_card(capsys, "dlcl")["parameters"]
+
+    with_option = printed_card(capsys, "dlcl", "--option", "normalize_embedding=true")["parameters"]
+
+    assert first_number(with_option) - first_number(without) == 2 * 2 * 512
+
+
+def first_number(text: str) -> int:
+    """Return the number at the beginning of a text, as 1234 of "+1,234 beside"."""
+    return int(text.split()[0].replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    ("option", "flags"),
+    [
+        ("window=2", "--method dlcl --dlcl-window 2"),
+        ("plain=true", "--method dlcl --dlcl-plain"),
+        ("plain=false", "--method dlcl"),
+    ],
+)
+def test_the_card_trains_with_the_options_that_are_given(option, flags, capsys):
+    assert printed_card(capsys, "dlcl", "--option", option)["to train"].endswith(flags)
+
+
+def test_measured_weights_are_those_of_a_model_with_the_options(capsys):
+    """The gain of DS-Init in layer l is l^-exponent: with an exponent of 0 all layers are alike."""
+    words = ["methods", "ds_init", "--weights", "deepnet_transformer_tiny_6_6", "--json"]
+
+    main(words)
+    default = json.loads(capsys.readouterr().out)
+    main([*words, "--option", "exponent=0"])
+    without_depth = json.loads(capsys.readouterr().out)
+
+    assert without_depth != default
+
+
+def test_an_option_without_a_method_is_refused():
+    assert_refused("--option window=2", "methods", "--option", "window=2")
+
+
 def test_path_prints_the_folder_for_user_dir_as_json(capsys):
     main(["path", "--json"])
 
