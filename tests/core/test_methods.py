@@ -16,13 +16,15 @@ import torch
 from torch import nn
 
 from deepnet_fairseq.core import Option, archs, build, load, save
-from deepnet_fairseq.core.methods import METHODS, Method, register
+from deepnet_fairseq.core.methods import METHODS, Method, get_method, register
+from deepnet_fairseq.core.methods.base import is_of_package
 from deepnet_fairseq.core.pass_state import copied, pass_state, running
 from deepnet_fairseq.core.slots import Residual
 
 from ..support.decoded import step_by_step
+from ..support.errors import refused
 from ..support.helpers import FIRST, PAD, TOLERANCE, VOCAB, batch, logits
-from ..support.own_methods import registered
+from ..support.own_methods import method_with, registered
 from ..support.single_stacks import EVERY_KIND as EVERY_KIND
 from ..support.single_stacks import SINGLE_STACKS as LANGUAGE_MODELS
 from ..support.single_stacks import batch as text_batch
@@ -441,3 +443,36 @@ def test_a_merge_may_define_branch_and_sum_by_its_former_name():
     f = torch.tensor([3.0])
 
     assert Doubling().branch_and_sum(x, f) == (6.0, 7.0)
+
+
+# Names that no method has
+
+
+def test_an_unknown_method_is_refused_with_the_nearest_name_and_not_with_a_list():
+    with refused("--method deepnrom") as caught:
+        get_method("deepnrom")
+
+    assert "deepnorm?" in caught.value.way_out
+    assert "rezero" not in caught.value.way_out
+
+
+def test_a_name_like_no_other_is_refused_with_all_names():
+    with refused("--method xyz") as caught:
+        get_method("xyz")
+
+    assert "rezero" in caught.value.way_out
+
+
+@pytest.mark.parametrize("name", ["deepnrom", "xyz"])
+def test_a_user_dir_is_asked_for_only_if_none_has_registered_a_method(name, monkeypatch):
+    for registered_name, method in list(METHODS.items()):
+        if not is_of_package(method):  # another test's
+            monkeypatch.delitem(METHODS, registered_name)
+
+    with refused(f"--method {name}") as without:
+        get_method(name)
+    with registered(method_with()), refused(f"--method {name}") as with_own:
+        get_method(name)
+
+    assert "--user-dir" in without.value.way_out
+    assert "--user-dir" not in with_own.value.way_out

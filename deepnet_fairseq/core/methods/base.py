@@ -23,6 +23,7 @@ pass_state.pass_state(). docs/adding_a_method.md has a whole example.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -354,10 +355,17 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
 
 
 def get_method(name: str) -> type[Method]:
-    """Return the class registered under `name`; raise a UserError if there is none."""
+    """Return the class registered under `name`; raise a UserError, with the nearest name, if there is none."""
     if name not in METHODS:
-        known = ", ".join(sorted(METHODS))
-        way_out = f"name the folder that registers it by --user-dir (in Python import it), or choose one of {known}"
+        near = difflib.get_close_matches(name, sorted(METHODS), n=1)
+        way_out = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(sorted(METHODS))}."
+        if all(is_of_package(method) for method in METHODS.values()):  # no --user-dir has registered any
+            way_out += " One of your own is found by --user-dir, the folder that registers it (in Python import it)"
         shown_name = " ".join(name.split())  # on one line, whatever was given
-        raise UserError(f"--method {shown_name}", f"unknown; {way_out}")
+        raise UserError(f"--method {shown_name}", f"unknown; {way_out.removesuffix('.')}")
     return METHODS[name]
+
+
+def is_of_package(method: type[Method]) -> bool:
+    """Tell whether a class of methods is this package's, and not one that a user has registered."""
+    return method.__module__.split(".")[0] == __name__.split(".")[0]
