@@ -50,7 +50,7 @@ def methods(args) -> Shown | None:
         return compare_weights(args.weights, chosen, args.option)
     if args.method:
         depths: Sequence[list[int]] = [parse_integers("--layers", args.layers, "18,18")] if args.layers else DEPTHS
-        return card(args.method, depths, args.option)
+        return card(args.method, depths, args.option, args.user_dir)
 
     if args.option:
         raise UserError(f"--option {args.option[0]}", "an option is of one method; give its NAME too")
@@ -132,13 +132,15 @@ def option_rows(owner: Any) -> list[list[str]]:
     return [[owner.flag(key), option.values, str(option.default), option.help] for key, option in owner.options.items()]
 
 
-def card(name: str, depths: Sequence[list[int]], options: list[str]) -> Shown:
+def card(name: str, depths: Sequence[list[int]], options: list[str], user_dir: str | None = None) -> Shown:
     """Return the card of a method to show: facts, options, and its coefficients at several depths.
 
     depths: [N, M] each, layers of encoder and decoder, 0 for a stack that the model does not have; UserError for
     others. options: KEY=VALUE each, values of the method's options, which hold for the whole card.
+    user_dir: folder that registers the user's methods, None without one.
     """
     from ..core.methods import get_method
+    from ..core.methods.base import is_of_package
 
     method = get_method(name)
     values = options_of(method, options)
@@ -154,6 +156,10 @@ def card(name: str, depths: Sequence[list[int]], options: list[str]) -> Shown:
         coefficients[depth] = _coefficients(method(*layers, **values), layers)
 
     # facts
+    words = ["fairseq-train ..."]
+    if user_dir and not is_of_package(method):
+        words += ["--user-dir", shlex.quote(user_dir)]
+    words += ["--method", name, *method.train_flags, *flags_of(method, values)]
     trainings = count_trainings(name)
     counts = ", ".join(f"{experiment} {number}" for experiment, number in trainings.items())
     exports = "plain Transformer, CTranslate2, Hugging Face"
@@ -165,7 +171,7 @@ def card(name: str, depths: Sequence[list[int]], options: list[str]) -> Shown:
         "initialisation": ", or ".join(method.init_profiles) + " (--init-profile)",
         "last LayerNorm": by_column["last LN"],
         "parameters": f"{by_column['extra parameters']} beside post_ln, at 6L-6L of width 512",
-        "to train": " ".join(["fairseq-train ... --method", name, *method.train_flags, *flags_of(method, values)]),
+        "to train": " ".join(words),
         "export": exports,
         "evidence here": f"recorded trainings: {counts or 'none at hand'}; results/README.md of the repository",
     }  # fmt: skip

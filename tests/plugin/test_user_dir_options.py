@@ -4,6 +4,7 @@ Its title, and its colour and marker in pictures, are tested here too; test_user
 """
 
 import dataclasses
+import json
 import pickle
 import re
 
@@ -182,6 +183,12 @@ def test_deepnet_methods_lists_the_flag_of_the_option(own_package):
     done = run("deepnet", "methods", "own_scale", "--user-dir", own_package)
 
     assert "--own-scale-c" in done.stdout
+
+
+def test_the_card_of_an_own_method_trains_with_its_user_dir(own_package):
+    done = run("deepnet", "methods", "own_scale", "--user-dir", own_package, "--json")
+
+    assert f"--user-dir {own_package} --method own_scale" in json.loads(done.stdout)["to train"]
 
 
 def test_deepnet_check_takes_the_option(training_command):
