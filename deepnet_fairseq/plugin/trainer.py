@@ -387,7 +387,7 @@ def check_training_flags(flags: list[str]) -> None:
     try:
         parser = options.get_training_parser()
         # the plug-in would end the program by it, after a mistake
-        parser.exit = _raise_user_error  # type: ignore[method-assign]
+        parser.exit = _raise_user_error
         options.parse_args_and_arch(parser, [*flags, *ONE_PROCESS])
     finally:
         sys.argv = words
