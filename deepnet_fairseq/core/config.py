@@ -124,13 +124,13 @@ def config_class(model: str) -> type:
     """Return a dataclass of a model's own fields, the modifiers, and the options of all that is registered by now.
 
     model: a key of CONFIGS. A modifier is a bool field of its name, an option a field METHOD_KEY or MODIFIER_KEY.
-    Raises a ValueError if the name of such a field is that of another field already.
+    Raises a UserError if the name of such a field is that of another field already.
     """
     return _config_class(model, tuple(METHODS.values()), tuple(MODIFIERS.values()))
 
 
 def _check_registered() -> None:
-    """Raise a ValueError if an option or modifier cannot be a field of a config.
+    """Raise a UserError if an option or modifier cannot be a field of a config.
 
     `register` and `register_modifier` call this, so that the error appears at the class that causes it.
     """
@@ -153,7 +153,7 @@ def _config_class(model: str, methods: tuple[type[Method], ...], modifiers: tupl
     option_fields: dict[str, tuple[str, Any, Any]] = {}  # name -> (name, type, field)
     for name, kind, option_field in _option_fields(methods, modifiers):
         if name in own_fields or name in option_fields:
-            raise ValueError(f"{name}: the name of two fields of a config; rename the option, method or modifier")
+            raise UserError(name, "the name of two fields of a config; rename the option, method or modifier")
         option_fields[name] = (name, kind, option_field)
 
     return make_dataclass(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .methods import Method, Option, get_method
-from .methods.base import Value, call_listeners
+from .methods.base import Value, call_listeners, check_new
 from .slots import ByRole, FullPrecision, Site
 
 MODIFIERS: dict[str, type[Modifier]] = {}  # by name; `register_modifier` fills it
@@ -60,12 +60,13 @@ class Modifier:
 def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
     """Class decorator that offers a Modifier as --NAME, and its options as flags and fields of configs.
 
-    Raises a ValueError if another class has the name, or if a config has a field of the name, or of an option's.
+    Raises a UserError if another class has the name, if a config or fairseq has a field or flag of the name or of an
+    option's, or if an option does not take its default.
     """
 
     def add(cls: type[Modifier]) -> type[Modifier]:
-        if MODIFIERS.setdefault(name, cls) is not cls:
-            raise ValueError(f"modifier {name!r} is registered twice")
+        check_new(MODIFIERS, name, cls)
+        MODIFIERS[name] = cls
         cls.modifier = name
         call_listeners(MODIFIERS, name)
         return cls

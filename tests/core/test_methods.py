@@ -10,6 +10,7 @@ on all parameters; `inputs(kind)` are the arguments of a call of it.
 """
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -399,9 +400,36 @@ def test_hidden_states_are_not_returned_unasked(kind):
 
 def test_a_methods_name_cannot_be_registered_twice():
     another = type("Another", (Method,), {})
+    first_file = inspect.getfile(METHODS["every_slot"])
 
-    with pytest.raises(ValueError, match="every_slot"):
+    with refused("every_slot") as caught:
         register("every_slot")(another)
+
+    assert first_file in caught.value.way_out
+    assert __file__ in caught.value.way_out
+    assert METHODS["every_slot"] is not another
+
+
+@pytest.mark.parametrize(
+    ("key", "option"),
+    [
+        pytest.param("norm", Option(1.0, ""), id="an attribute"),
+        pytest.param("depth", Option(1.0, ""), id="a method"),
+        pytest.param("title", Option("", ""), id="an attribute that register sets"),
+        pytest.param("num_encoder_layers", Option(1, ""), id="an attribute that the constructor sets"),
+        pytest.param("own", Option(1.0, ""), id="an attribute of the class"),
+        pytest.param("by", Option("brnch", "", ("branch", "layer")), id="a default outside the choices"),
+        pytest.param("by", Option(None, "", ("branch", "layer")), id="no default among the choices"),
+        pytest.param("by-layer", Option(1.0, ""), id="no name of Python's"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused_with_its_class(key, option):
+    wrong = type("Wrong", (Method,), {"own": None, "options": {key: option}})
+
+    with refused("Wrong", repr(key)):
+        register("wrong")(wrong)
+
+    assert "wrong" not in METHODS
 
 
 class TwiceTheBranch(nn.ModuleList):

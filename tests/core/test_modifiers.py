@@ -5,6 +5,7 @@ A modifier changes any method by a flag of its own: `pro_res` multiplies branche
 `small(kind, layers)` builds a model of width 16 with 2 heads, `noisy_model` one with noise on all parameters.
 """
 
+import inspect
 import math
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from deepnet_fairseq.core.archs import LM, MASKED_LM, MODEL_NAME
 from deepnet_fairseq.core.config import namespace
+from deepnet_fairseq.core.methods import Option
 from deepnet_fairseq.core.modifiers import MODIFIERS, Modifier, Rising, register_modifier
 from deepnet_fairseq.core.probes import PROBES
 from deepnet_fairseq.core.profile import profile_omegas
@@ -249,8 +251,21 @@ def test_the_modifiers_are_pro_res_and_qk_norm():
 def test_a_modifiers_name_cannot_be_registered_twice():
     another = type("Another", (Modifier,), {})
 
-    with pytest.raises(ValueError, match="pro_res"):
+    with refused("pro_res") as caught:
         register_modifier("pro_res")(another)
+
+    assert inspect.getfile(MODIFIERS["pro_res"]) in caught.value.way_out
+    assert __file__ in caught.value.way_out
+
+
+def test_a_modifiers_default_outside_the_choices_is_refused():
+    options = {"by": Option("brnch", "", ("branch", "layer"))}
+    wrong = type("Wrong", (Modifier,), {"options": options})
+
+    with refused("Wrong", "'by'"):
+        register_modifier("wrong")(wrong)
+
+    assert "wrong" not in MODIFIERS
 
 
 @pytest.fixture

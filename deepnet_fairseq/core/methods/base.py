@@ -24,6 +24,7 @@ pass_state.pass_state(). docs/adding_a_method.md has a whole example.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,6 +38,7 @@ from ..slots import BRANCHES, Site
 METHODS: dict[str, type[Method]] = {}  # by name; `register` fills it
 REGISTRATION_LISTENERS: list[Callable[[], None]] = []  # called whenever a method or a modifier has been registered
 Value = bool | int | float | str | None  # types of the value of an option, or of any field of a config
+NORM_PLACES = ("post", "pre", "none")  # values of Method.norm
 
 
 @dataclass(frozen=True)
@@ -336,15 +338,55 @@ def call_listeners(registry: dict[str, Any], name: str) -> None:
         raise
 
 
+def option_of(cls: type, key: str) -> str:
+    """Return "class NAME, option 'KEY'", the subject of an error about an option of a method or modifier."""
+    return f"class {cls.__name__}, option {key!r}"
+
+
+def check_new(registry: Mapping[str, type], name: str, cls: Any) -> None:
+    """Raise a UserError if another class has the name, or if a default is none of the values that an option takes.
+
+    registry: METHODS or modifiers.MODIFIERS; cls: the method or modifier that is about to be added under `name`.
+    """
+    first = registry.get(name, cls)
+    if first is not cls:
+        raise UserError(repr(name), f"registered twice, in {_file_of(first)} and {_file_of(cls)}; rename one of them")
+    for key, option in cls.options.items():
+        if not f"{name}_{key}".isidentifier():
+            raise UserError(option_of(cls, key), f"{name}_{key} is no name of Python's; use letters, digits and _")
+        if not option.takes(option.default):
+            raise UserError(option_of(cls, key), f"the default {option.default!r} must be {option.kind}")
+
+
+def _file_of(cls: type) -> str:
+    """Return the file of a class, or the name of its module if that has no file."""
+    return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__
+
+
+def _check_attributes(cls: type[Method]) -> None:
+    """Raise a UserError if an option would take the place of an attribute or method of its class.
+
+    The option `norm` may, as that of dlcl does, if its choices are places of LayerNorms.
+    """
+    of_every_method = {*Method.__annotations__, "num_encoder_layers", "num_decoder_layers"}
+    for key, option in cls.options.items():
+        if key == "norm" and option.choices and set(option.choices) <= set(NORM_PLACES):
+            continue
+        if hasattr(cls, key) or key in of_every_method:
+            raise UserError(option_of(cls, key), f"{cls.__name__}.{key} exists already; rename the option")
+
+
 def register(name: str) -> Callable[[type[Method]], type[Method]]:
     """Class decorator that offers a Method as `--method NAME`, and its options as flags and fields of configs.
 
-    Raises a ValueError if another class has the name, or if a config has a field with the name of an option already.
+    Raises a UserError if another class has the name, if an option has the name of an attribute of the class or a
+    default that it does not take, or if its flag or field is another's already.
     """
 
     def add(cls: type[Method]) -> type[Method]:
-        if METHODS.setdefault(name, cls) is not cls:
-            raise ValueError(f"method {name!r} is registered twice")
+        check_new(METHODS, name, cls)
+        _check_attributes(cls)
+        METHODS[name] = cls
         cls.name = name
         if "title" not in vars(cls):  # a title that the class inherits is another method's
             cls.title = name.replace("_", " ").capitalize()
