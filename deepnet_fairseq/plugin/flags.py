@@ -7,18 +7,23 @@ flags too.
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from typing import Any, Optional  # fairseq reads field types at run time and does not know X | None
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from omegaconf import II, DictConfig, open_dict
 
 from ..core import archs, config
 from ..core.config import check_probability, flag
-from ..core.methods import Method
+from ..core.methods import METHODS, Method
+from ..core.methods.base import option_of
+from ..core.modifiers import MODIFIERS
 from ..core.modules import ACTIVATIONS
 from ..core.probes import PROBES, get_probes
 from ..errors import UserError
@@ -72,11 +77,73 @@ CONFIGS: dict[str, type] = {}  # model -> its config class, a subclass of Fairse
 
 
 def make_classes() -> None:
-    """Fill CONFIGS anew, with the options of all methods that are registered by now."""
+    """Fill CONFIGS anew, with the options of all methods that are registered by now.
+
+    Raises a UserError if one of them has the name of another flag.
+    """
+    _check_names()
     for model in archs.STACKS:
         config_class = _make_config_class(model)
         CONFIGS[model] = config_class
         globals()[config_class.__name__] = config_class  # configs are pickled by this name
+
+
+def _check_names() -> None:
+    """Raise a UserError if a modifier or an option has the name of a flag of fairseq's, or of a training flag of ours.
+
+    argparse would give one flag to both, and a value of either would set the other too.
+    """
+    taken = settings_of_fairseq()
+    for model in archs.STACKS:
+        taken |= {setting.name for setting in _training_fields(model)}
+    for name, subject in _names():
+        if name in taken:
+            flag_name = f"--{name}".replace("_", "-")
+            raise UserError(subject, f"{flag_name} is another flag already; rename the option, method or modifier")
+
+
+def _names() -> Iterator[tuple[str, str]]:
+    """Yield (name of the config field, subject of an error about it) for each modifier and each option."""
+    for method in METHODS.values():
+        for key in method.options:
+            yield f"{method.name}_{key}", option_of(method, key)
+    for modifier in MODIFIERS.values():
+        yield modifier.modifier, f"class {modifier.__name__}"
+        for key in modifier.options:
+            yield f"{modifier.modifier}_{key}", option_of(modifier, key)
+
+
+def settings_of_fairseq() -> set[str]:
+    """Return the names of all settings of fairseq's but those of models: of its sections, and of all that it registers.
+
+    Registered are tasks, losses, optimisers, schedules and so on, also those of a --user-dir.
+    """
+    names = {"arch", *REGISTRIES}
+    configs = list(TASK_DATACLASS_REGISTRY.values())
+    others = [task for name, task in TASK_REGISTRY.items() if name not in TASK_DATACLASS_REGISTRY]
+    for registry in REGISTRIES.values():
+        configs += registry["dataclass_registry"].values()
+        others += [kind for name, kind in registry["registry"].items() if name not in registry["dataclass_registry"]]
+
+    for section in dataclasses.fields(FairseqConfig):
+        names.add(section.name)
+        if isinstance(section.type, type) and dataclasses.is_dataclass(section.type):
+            configs.append(section.type)
+    for config_class in configs:
+        names |= {setting.name for setting in dataclasses.fields(config_class)}
+    for kind in others:
+        names |= _settings_of_class(kind)
+    return names
+
+
+@cache
+def _settings_of_class(kind: type) -> frozenset[str]:
+    """Return the names of the settings of a class of fairseq's that has no dataclass and adds its flags by itself."""
+    if not hasattr(kind, "add_args"):
+        return frozenset()
+    parser = argparse.ArgumentParser(add_help=False, conflict_handler="resolve")
+    kind.add_args(parser)
+    return frozenset(action.dest for action in parser._actions if action.option_strings)
 
 
 def _make_config_class(model: str) -> type:

@@ -18,7 +18,7 @@ from deepnet_fairseq.core import archs, load, save
 from deepnet_fairseq.core import models as core_models
 from deepnet_fairseq.core.methods import METHODS, Method, Option, register
 from deepnet_fairseq.core.methods.deepnorm import DeepNorm
-from deepnet_fairseq.core.modifiers import Modifier
+from deepnet_fairseq.core.modifiers import MODIFIERS, Modifier, register_modifier
 from deepnet_fairseq.plugin import flags
 from deepnet_fairseq.plugin.building import build
 from deepnet_fairseq.study.plots import style_of
@@ -302,10 +302,42 @@ def test_an_option_may_not_have_the_name_of_another_field():
         paper = ""
         options = {"layers": Option(6, "")}
 
-    with pytest.raises(ValueError, match="encoder_layers"):
+    with refused("encoder_layers"):
         register("encoder")(TakenName)
 
     assert "encoder" not in METHODS
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        pytest.param("max", "tokens", id="of fairseq-train"),
+        pytest.param("weight", "decay", id="of an optimiser"),
+        pytest.param("lr", "scheduler", id="of the schedule's name"),
+        pytest.param("sampling", "temperature", id="of a task without a dataclass"),
+        pytest.param("probe", "interval", id="of the package's trainings"),
+    ],
+)
+def test_an_option_may_not_have_the_flag_of_another_setting(name, key):
+    """A value of the flag would set both."""
+    deepnet_fairseq.register()
+    method = method_with(options={key: Option(0.5, "")})
+
+    with refused("OwnMethod", repr(key)) as caught:
+        register(name)(method)
+
+    assert method.flag(key) in caught.value.way_out
+    assert name not in METHODS
+
+
+def test_a_modifier_may_not_have_the_flag_of_another_setting():
+    deepnet_fairseq.register()
+    modifier = type("TakenName", (OwnModifier,), {})
+
+    with refused("TakenName"):
+        register_modifier("max_tokens")(modifier)
+
+    assert "max_tokens" not in MODIFIERS
 
 
 # Titles and looks
