@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 
 from .errors import UserError
@@ -14,8 +15,8 @@ def import_user_dir(folder: str | Path) -> None:
 
     A folder with an __init__.py is imported as a package under the folder's name. Of another folder every Python file
     is imported as a module of its own; what is imported already is not imported again. Raises a UserError, naming the
-    folder, if it has no Python files, if a name is that of another module that is imported already, or if a file has a
-    syntax error.
+    folder, if it has no Python files, if a name is that of another module that is imported already, or if the import of
+    a file fails.
     """
     path = Path(folder).resolve()
     if path == Path(__file__).parent:  # this package's own folder: its methods are registered anyway
@@ -40,5 +41,36 @@ def import_user_dir(folder: str | Path) -> None:
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except SyntaxError as error:
-            raise UserError(f"--user-dir {folder}", f"{error.filename}, line {error.lineno}: {error.msg}") from error
+        except Exception as error:
+            del sys.modules[name]
+            refusal = import_error(folder, error)
+            if refusal is error:
+                raise
+            raise refusal from error
+
+
+def import_error(folder: str | Path, error: Exception) -> Exception:
+    """Return what to raise for an error at the import of a user's folder: a UserError with file, line and error.
+
+    Returned as they are: a UserError, a library that this package misses, and an error outside of the folder.
+    """
+    if isinstance(error, UserError):
+        return error
+
+    package = Path(__file__).parent
+    places = []  # (file, line) of each call that led to the error, in the folder or in this package
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename).resolve()
+        if file.is_relative_to(Path(folder).resolve()) or file.is_relative_to(package):
+            places.append((file, frame.lineno))
+    in_folder = [place for place in places if not place[0].is_relative_to(package)]
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).exists():
+        in_folder = [(Path(error.filename), error.lineno)]
+    elif isinstance(error, ModuleNotFoundError) and places and places[-1] not in in_folder:
+        return error
+    if not in_folder:
+        return error
+
+    text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())  # on one line
+    file, line = in_folder[-1]
+    return UserError(f"--user-dir {folder}", f"{file}, line {line}: {type(error).__name__}: {text}")

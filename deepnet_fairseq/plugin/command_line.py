@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from traceback import walk_tb
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.file_io import PathManager
@@ -22,6 +23,7 @@ from ..core import archs
 from ..data.lines import read_lines, split_lines
 from ..errors import UserError, user_error_line
 from ..files import split_paths
+from ..user_dir import import_error
 from . import datasets, flags, stuck
 from .admin_profile import profile_of_source
 from .checkpoints import reading
@@ -56,12 +58,24 @@ def explain_uncaught() -> None:
 
 
 def _print_one_line(kind, error, traceback) -> None:
-    """Print a UserError in one line, other exceptions as Python does; a sys.excepthook."""
-    line = user_error_line(error)
+    """Print a UserError, or an error of a --user-dir's files, in one line, others as Python does; a sys.excepthook."""
+    line = user_error_line(_of_user_dir(error, traceback))
     if line:
         print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)
+
+
+def _of_user_dir(error, traceback) -> BaseException:
+    """Return a UserError for an error while fairseq imported a --user-dir, any other error as it is.
+
+    fairseq's own function runs there, and not ours of patches.py: it was called before the folder's file has called
+    register().
+    """
+    for frame, _line in walk_tb(traceback):
+        if frame.f_code.co_name == "import_user_module" and frame.f_globals.get("__name__") == "fairseq.utils":
+            return import_error(frame.f_locals["args"].user_dir, error)
+    return error
 
 
 def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):

@@ -25,6 +25,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from torch.utils.data._utils import signal_handling
 
+from .. import user_dir
 from ..core import attention
 from ..errors import UserError
 from . import calm_root_logger, chunked_cross_entropy, command_line, datasets, models, run, signals, task  # noqa: F401
@@ -39,9 +40,17 @@ Handler = Callable[..., Any]
 def import_user_module(original: Callable[..., None], *args: Any) -> None:
     """Import the --user-dir in `args` as fairseq does, and put our functions into fairseq-train's `main`.
 
-    fairseq-train may have been imported only after register(), which could then not change it.
+    fairseq-train may have been imported only after register(), which could then not change it. An error in the folder's
+    files becomes a UserError.
     """
-    original(*args)
+    try:
+        original(*args)
+    except Exception as error:
+        folder = getattr(args[0], "user_dir", None) if args else None
+        refusal = user_dir.import_error(folder, error) if folder else error
+        if refusal is error:
+            raise
+        raise refusal from error
     attach_to_programs()
 
 

@@ -353,17 +353,36 @@ def test_deepnet_export_writes_a_model_of_a_package(averaged_checkpoint, package
 
 
 @pytest.mark.parametrize(
-    ("file", "place"),
+    ("file", "text", "place"),
     [
-        pytest.param("README", "", id="no Python file"),
-        pytest.param("own.py", "own.py, line 1", id="a syntax error"),
+        pytest.param("README", "", "", id="no Python file"),
+        pytest.param("own.py", "def", "own.py, line 1", id="a syntax error"),
+        pytest.param("own.py", "\nimport no_such_library", "own.py, line 2: ModuleNotFoundError", id="no library"),
+        pytest.param("own.py", "{}['key']", "own.py, line 1: KeyError", id="another error"),
     ],
 )
-def test_a_folder_that_cannot_be_imported_is_refused(file, place, tmp_path):
+def test_a_folder_that_cannot_be_imported_is_refused(file, text, place, tmp_path):
     """file: the only one in the folder; place: in it, named in the line of error."""
-    (tmp_path / file).write_text("def")  # no Python
+    (tmp_path / file).write_text(text)
 
     done = run_cold("deepnet", "methods", "--user-dir", tmp_path, check=False)
 
     assert done.returncode == 1
+    assert_one_line(done, f"--user-dir {tmp_path}", place)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        pytest.param("def", "own.py, line 1: SyntaxError", id="a syntax error"),
+        pytest.param("import no_such_library", "own.py, line 1: ModuleNotFoundError", id="no library"),
+    ],
+)
+def test_a_training_refuses_a_folder_that_cannot_be_imported(text, place, data, tmp_path):
+    """The folder's __init__.py registers the package, and imports a file that fails."""
+    (tmp_path / "__init__.py").write_text("import deepnet_fairseq\n\ndeepnet_fairseq.register()\n\nfrom . import own\n")
+    (tmp_path / "own.py").write_text(text)
+
+    done = run_cold("fairseq-train", data, "--user-dir", tmp_path, "--arch", "deepnet_transformer_tiny", check=False)
+
     assert_one_line(done, f"--user-dir {tmp_path}", place)
