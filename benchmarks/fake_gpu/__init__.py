@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.user_dir import import_user_dir
 
 SOURCE = Path(__file__).with_name("guard.cpp")
 COMPILER = shutil.which("g++") or shutil.which("clang++")  # None if there is neither
@@ -68,13 +69,18 @@ def guard() -> Path:
 
 
 class FakeGPU:
-    """A process in which torch believes in a GPU. It computes one call after the other; close() ends it."""
+    """A process in which torch believes in a GPU. It computes one call after the other; close() ends it.
 
-    def __init__(self):
+    user_dir: folder with methods of a user's own, to be known there too; None for those of the package alone.
+    """
+
+    def __init__(self, user_dir: str | Path | None = None):
         """Start the process, with the library of guard.cpp loaded before torch."""
         self.pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
         with mock.patch.dict(os.environ, LD_PRELOAD=str(guard())):
             self.pool.submit(os.getpid).result()  # a pool starts its process at the first call, so make one now
+        if user_dir is not None:
+            self(import_user_dir, user_dir)
 
     def __call__(self, function, *args, **kwargs) -> Any:
         """Return what function(*args, **kwargs) returns in that process.

@@ -53,13 +53,25 @@ OTHER_SETTINGS = {  # all in two encoder and two decoder layers, and each in eve
     "deepnet_adam": (*OURS, "--checkpoint-activations"),
     "chunked": (*OURS, "--criterion", "chunked_label_smoothed_cross_entropy", "--update-freq", "2"),
 }
+METHOD_OF_A_FOLDER = """
+from deepnet_fairseq.core.methods import Method, register
+
+
+@register("on_the_fake_gpu")
+class OnTheFakeGPU(Method):
+    equation = "LN(x + f(x))"
+    paper = "a test"
+"""
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 
 
 @pytest.fixture(scope="module")
-def gpu():
-    """Provide a process with the fake GPU: gpu(function, *arguments) calls a function there."""
-    device = FakeGPU()
+def gpu(request):
+    """Provide a process with the fake GPU: gpu(function, *arguments) calls a function there.
+
+    It knows the methods of --methods-from.
+    """
+    device = FakeGPU(user_dir=request.config.getoption("--methods-from"))
     yield device
     device.close()
 
@@ -156,6 +168,18 @@ def test_the_passes_of_other_settings_do_not_wait_for_the_device(gpu, precision,
 
     assert record.mismatches == []
     assert waits_in_passes(record) == WAITS_IN_PASSES.get(other, set())
+
+
+def test_the_process_knows_the_methods_of_a_folder(tmp_path):
+    folder = tmp_path / "methods_on_the_fake_gpu"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(METHOD_OF_A_FOLDER)
+    device = FakeGPU(user_dir=folder)
+
+    flags = device(flags_of_training, "on_the_fake_gpu")
+    device.close()
+
+    assert flags[-1] == "on_the_fake_gpu"
 
 
 @pytest.mark.smoke
