@@ -1,4 +1,5 @@
-"""Catch SIGTERM and SIGUSR1, by which a cluster's scheduler announces the end of a job, so that a training is saved.
+"""Catch SIGTERM and SIGUSR1, by which a cluster's scheduler announces the end of a job, and SIGINT, which is Ctrl-C, so
+that a training is saved.
 
 The signal handler only notes the signal. Between two updates or two batches of a validation all processes of a training
 check together whether one of them got a signal (raise_if_signalled); then Run saves and ends the program.
@@ -17,7 +18,7 @@ import torch
 
 from .distributed import agreement
 
-CAUGHT = (signal.SIGTERM, signal.SIGUSR1)
+CAUGHT = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 ECHO = 3.0  # seconds in which one signal may come twice: from the scheduler, and passed on by torchrun
 
 
@@ -121,7 +122,8 @@ def spare_worker(original) -> None:
     original()
     if threading.current_thread() is not threading.main_thread():  # where Python sets no signal handlers
         return
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for kind in (signal.SIGUSR1, signal.SIGINT):
+        signal.signal(kind, signal.SIG_IGN)
     # a handler is not told who has sent a signal: block SIGTERM, and let a thread wait for it
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parent: Any = multiprocessing.parent_process()

@@ -22,6 +22,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,11 +164,12 @@ class Stopped(SystemExit):
     """Raised when a signal stopped a training, after it saved its state.
 
     line: what the training printed of it, as "stopped by SIGUSR1 after ...". If nobody catches it, this process exits
-    with 128 + the signal's number, as a shell does: 138 for SIGUSR1 (10), 143 for SIGTERM (15).
+    with 128 + the signal's number, as a shell does: 130 for SIGINT (2), 138 for SIGUSR1 (10), 143 for SIGTERM (15).
     """
 
     def __init__(self, line: str):
-        super().__init__(138 if "SIGUSR1" in line else 143)
+        name = line.removeprefix("stopped by ").split()[0]
+        super().__init__(128 + signal.Signals[name])
         self.line = line
 
 

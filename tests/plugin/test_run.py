@@ -18,6 +18,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from deepnet_fairseq.plugin.checkpoints import lock, reading
 from deepnet_fairseq.plugin.run import Run
+from deepnet_fairseq.plugin.signals import CAUGHT
 from deepnet_fairseq.plugin.trainer import parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
@@ -155,7 +156,7 @@ def test_the_folder_of_a_training_that_has_ended_is_free(data, tmp_path):
 
 def handlers() -> dict:
     """Return the handlers of the signals that a training answers."""
-    return {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGUSR1)}
+    return {kind: signal.getsignal(kind) for kind in CAUGHT}
 
 
 def test_an_error_in_a_resume_frees_folder_and_signals(data, tmp_path):
@@ -210,11 +211,12 @@ def test_a_damaged_last_checkpoint_does_not_push_the_previous_one_out(data, tmp_
 # Signals, and what a checkpoint holds
 
 
-@pytest.fixture(params=[signal.SIGTERM, signal.SIGUSR1], ids=lambda kind: kind.name)
+@pytest.fixture(params=CAUGHT, ids=lambda kind: kind.name)
 def signal_kind(request):
-    """Provide a signal, whose default handler is restored afterwards."""
+    """Provide a signal, whose handler is restored afterwards."""
+    handler = signal.getsignal(request.param)
     yield request.param
-    signal.signal(request.param, signal.SIG_DFL)
+    signal.signal(request.param, handler)
 
 
 def test_a_signal_between_two_updates_saves_and_ends_the_run(signal_kind, data, tmp_path, caplog):

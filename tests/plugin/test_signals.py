@@ -247,10 +247,11 @@ def test_without_a_signal_to_any_process_this_one_goes_on(process_of_several):
 
 @pytest.fixture
 def default_handlers():
-    """Restore the default handlers of the signals after a test."""
+    """Restore the handlers of the signals after a test."""
+    handlers = {kind: signal.getsignal(kind) for kind in signals.CAUGHT}
     yield
-    for kind in signals.CAUGHT:
-        signal.signal(kind, signal.SIG_DFL)
+    for kind, handler in handlers.items():
+        signal.signal(kind, handler)
 
 
 def send_usr1() -> None:

@@ -79,7 +79,7 @@ def test_what_an_earlier_attempt_printed_does_not_count(begun_run):
     assert not begun_run.is_over
 
 
-@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 128 + 15), ("SIGUSR1", 128 + 10)])
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 128 + 15), ("SIGUSR1", 128 + 10), ("SIGINT", 128 + 2)])
 def test_a_training_that_a_signal_stopped_ends_with_the_signals_status(name, status, begun_run):
     """It is not over, and so goes on later. The log names the signal, since torchrun's own status is 1."""
     begun_run.log.write_text(

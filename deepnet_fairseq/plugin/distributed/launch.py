@@ -38,7 +38,11 @@ LOST = re.compile(
     r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|time[d ]*out|heartbeat|not all ranks|\b(TCP)?store\b",
     re.I,
 )
-FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # passed to the processes that are started here, which then save
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGINT,
+)  # passed to the processes that are started here, which then save
 
 
 def flush_denormals() -> None:
