@@ -596,6 +596,7 @@ def test_measured_memory_is_that_of_all_processes_of_a_program(measure, tmp_path
         more = b"y" * (0 if os.fork() else 50_000_000)
         pathlib.Path(f"{os.getpid()}.ready").touch()
         while not pathlib.Path("measured").exists():
+            shared[::4096], more[::4096]  # in use: the kernel may take idle pages away
             time.sleep(0.01)
     """
     find_descendants = measure.descendants
