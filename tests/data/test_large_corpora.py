@@ -613,8 +613,10 @@ def test_measured_memory_is_that_of_all_processes_of_a_program(measure, tmp_path
     peak = measure.watch([sys.executable, "-c", dedent(code)], cwd=tmp_path)
 
     assert peak.status == 0
-    assert 140e6 < peak.pss < 190e6
-    assert peak.rss > 240e6
+    # The bounds are wide: the kernel may take away what is idle, and a sample during the fork counts what is shared twice.
+    # A parent alone has 50 MB of PSS, a child alone 100 MB.
+    assert 110e6 < peak.pss < 210e6
+    assert peak.rss > 210e6
 
 
 def test_the_table_of_memory_on_the_page_is_that_of_the_records(measure):
