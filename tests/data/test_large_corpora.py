@@ -599,22 +599,23 @@ def test_measured_memory_is_that_of_all_processes_of_a_program(measure, tmp_path
             shared[::4096], more[::4096]  # in use: the kernel may take idle pages away
             time.sleep(0.01)
     """
-    find_descendants = measure.descendants
-    samples = []  # how many processes were ready before each sample
+    ready = []  # how many processes were ready at the end of each sample
 
-    def descendants(first: int):
-        if 2 in samples:  # both were measured
+    def end_sample(_seconds: float) -> None:
+        """Stand in for the sleep after a sample, and end the program once both were ready before a sample began."""
+        if 2 in ready:
             (tmp_path / "measured").touch()
-        samples.append(len(list(tmp_path.glob("*.ready"))))
-        return find_descendants(first)
+        ready.append(len(list(tmp_path.glob("*.ready"))))
+        sleep(0.05)
 
-    monkeypatch.setattr(measure, "descendants", descendants)
+    sleep = measure.time.sleep
+    monkeypatch.setattr(measure.time, "sleep", end_sample)
 
     peak = measure.watch([sys.executable, "-c", dedent(code)], cwd=tmp_path)
 
     assert peak.status == 0
-    # The bounds are wide: the kernel may take away what is idle, and a sample during the fork counts what is shared twice.
-    # A parent alone has 50 MB of PSS, a child alone 100 MB.
+    # wide bounds: the kernel may take idle pages away, and a sample during the fork counts the shared ones twice; the
+    # parent alone has 50 MB of PSS, the child alone 100
     assert 110e6 < peak.pss < 210e6
     assert peak.rss > 210e6
 
