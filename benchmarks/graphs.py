@@ -152,8 +152,11 @@ def longest_kernels(averages: Iterable[Any], updates: int, most: int) -> dict[st
     how many it has seen.
     """
     milliseconds = {entry.key: entry.self_device_time_total / 1000 / updates for entry in averages}
+    found = {"all": round(sum(milliseconds.values()), 2)}
     longest = sorted(milliseconds, key=milliseconds.__getitem__, reverse=True)[:most]
-    return {"all": round(sum(milliseconds.values()), 2)} | {name: round(milliseconds[name], 2) for name in longest}
+    for name in longest:
+        found[name] = round(milliseconds[name], 2)
+    return found
 
 
 def full_batches(trainer: Trainer, max_tokens: int, number: int) -> list[dict]:

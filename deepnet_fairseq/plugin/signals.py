@@ -1,5 +1,6 @@
-"""Catch SIGTERM and SIGUSR1, by which a cluster's scheduler announces the end of a job, and SIGINT, which is Ctrl-C, so
-that a training is saved.
+"""Catch the signals that end a training, so that it is saved first.
+
+SIGTERM and SIGUSR1 come from a cluster's scheduler, which announces the end of a job by them, SIGINT from Ctrl-C.
 
 The signal handler only notes the signal. Between two updates or two batches of a validation all processes of a training
 check together whether one of them got a signal (raise_if_signalled); then Run saves and ends the program.

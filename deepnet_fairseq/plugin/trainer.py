@@ -76,7 +76,7 @@ class DeepTrainer(Trainer):
 
     @property
     def model(self):
-        """The model to train, wrapped by --ddp-backend at the first call if there are several processes."""
+        """The model to train; if there are several processes, in a wrapper that is made at the first call."""
         if self._wrapped_model is None:
             self._wrapped_model = self._wrap_for_processes(self._model)
         return self._wrapped_model
@@ -90,20 +90,19 @@ class DeepTrainer(Trainer):
         return self._wrapped_criterion
 
     def _wrap_for_processes(self, module: torch.nn.Module) -> Any:
-        """Wrap a module so that its gradients are averaged over the processes, by --ddp-backend; also on CPUs.
+        """Wrap a module so that its gradients are averaged over the processes, also on CPUs.
 
-        With graphs the gradients of model and loss are averaged together, by the wrapper of the model.
-        A training of one process gets the module itself. fairseq's DistributedTimeoutWrapper is left out, which
-        interrupts a process that begins no forward pass for --heartbeat-timeout seconds. Without it a collective that
-        waits as long raises an error.
+        A training of one process gets the module itself. With graphs the wrapper of the model averages the gradients of
+        both, model and loss. Without them --ddp-backend names the wrapper; fairseq's DistributedTimeoutWrapper is left
+        out, which interrupts a process that begins no forward pass for --heartbeat-timeout seconds. Without it a
+        collective that waits as long raises an error.
         """
         cfg = self.cfg.distributed_training
         group = self.data_parallel_process_group
         if not self.use_distributed_wrapper:
             return module
         if self.graphs is not None:
-            # fairseq leaves the move to the wrapper; the wrapper of the model averages the gradients of both
-            module = module.to(self.device)
+            module = module.to(self.device)  # which fairseq leaves to the wrapper
             return data_parallel.wrap(module, self.graphs, group) if module is self._model else module
         if cfg.ddp_backend in ("c10d", "pytorch_ddp"):
             return launch.wrap_in_ddp(cfg, module, group, self.device)

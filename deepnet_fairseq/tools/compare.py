@@ -456,7 +456,7 @@ class Work:
         earlier_facts = None
         if name in self.records:
             earlier_facts = self.records[name].facts
-        elif folder.is_over or folder.last_checkpoint.exists():
+        elif folder.has_progress:
             earlier_facts = folder.facts
         if earlier_facts is None:  # it was never begun, or ended before it saved anything, and begins anew
             return

@@ -31,7 +31,7 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 from ..support.errors import refused
 from ..support.lm_trainings import FLAGS, KINDS, make_text
 from ..support.own_methods import smoke_unless_deepnorm
-from ..support.recorded_graph import RecordedDevice
+from ..support.recorded_graph import RecordedDevice, UncapturableDevice
 
 SMALL_TRANSLATOR = (
     "--cpu", "--arch=deepnet_transformer_tiny", "--encoder-layers=2", "--decoder-layers=2", "--max-tokens=200",
@@ -75,20 +75,6 @@ class EagerDevice(RecordedDevice):
 
     def graph(self):
         return EagerGraph()
-
-
-class UncapturableGraph:
-    """Graph whose capture fails."""
-
-    def capture(self, function):
-        raise CaptureFailed("--cuda-graphs: no")
-
-
-class UncapturableDevice(RecordedDevice):
-    """Device on which nothing can be captured."""
-
-    def graph(self):
-        return UncapturableGraph()
 
 
 @pytest.fixture

@@ -21,13 +21,12 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 
 from benchmarks.models import trainer_of
 from deepnet_fairseq.plugin.graphs import data_parallel, settings
-from deepnet_fairseq.plugin.graphs.capture import CaptureFailed
 from deepnet_fairseq.plugin.graphs.step import GraphedStep
 
 from ..conftest import TRAIN_FLAGS
 from ..support import ranks
 from ..support.diverging import TINY
-from ..support.recorded_graph import RecordedDevice
+from ..support.recorded_graph import RecordedDevice, UncapturableDevice
 
 # 20 sentences in batches of 4: an epoch has five batches, so the last update has none for the second of two processes
 UNEVEN = (
@@ -45,20 +44,6 @@ ROUNDING = 2e-3  # bits a token, of losses that are logged with three decimals
 def smoke(flags: tuple[str, ...]):
     """Return flags as a parameter of a smoke test."""
     return pytest.param(flags, marks=pytest.mark.smoke)
-
-
-class UncapturableGraph:
-    """Graph whose capture fails."""
-
-    def capture(self, function):
-        raise CaptureFailed("--cuda-graphs: cannot be captured")
-
-
-class UncapturableDevice(RecordedDevice):
-    """Device on which nothing can be captured."""
-
-    def graph(self):
-        return UncapturableGraph()
 
 
 class SmallDevice(RecordedDevice):

@@ -362,6 +362,23 @@ def test_the_runner_lists_no_hours_of_a_plan_that_is_trained(trained_plan):
     assert re.search(r"\b0\.0 predicted", listed)
 
 
+def test_vectors_that_differ_in_some_directions_have_so_many_dimensions():
+    """That is the participation ratio; unequal directions count for less: variances 1 and 3 give 4^2 / (1 + 9)."""
+    dimensions = import_program(STUDY / "dimensions.py").dimensions
+    torch.manual_seed(1)
+    shared = torch.randn(64)  # a vector that all have in common counts for nothing
+    corners = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3)))  # of a cube
+    on_a_line = shared + corners[:, :1] * torch.randn(64)
+    in_three = torch.cat([corners, torch.zeros(8, 61)], 1) + shared
+    unequal = in_three - shared
+    unequal[:, 1] *= 3**0.5
+    unequal[:, 2] = 0
+
+    assert dimensions(on_a_line) == pytest.approx(1)
+    assert dimensions(in_three) == pytest.approx(3)
+    assert dimensions(unequal) == pytest.approx(1.6)
+
+
 def test_the_page_s_tables_are_those_of_the_records():
     """Tables on the page are those that results/thousand_layers/render.py writes."""
     done = subprocess.run([sys.executable, STUDY / "render.py", "--check"], capture_output=True, text=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from deepnet_fairseq.plugin.graphs.capture import Memory
+from deepnet_fairseq.plugin.graphs.capture import CaptureFailed, Memory
 
 # Operators whose result goes to the CPU, or has a size that depends on numbers: a stream cannot capture them.
 FORBIDDEN = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
@@ -135,3 +135,17 @@ class RecordedDevice:
         is_last = len(self.free) == 1
         free = self.free[0] if is_last else self.free.pop(0)
         return Memory(free=free, total=2**40, reserved=0)
+
+
+class UncapturableGraph:
+    """Graph whose capture fails."""
+
+    def capture(self, function: Callable[[], None]) -> None:
+        raise CaptureFailed("--cuda-graphs: cannot be captured")
+
+
+class UncapturableDevice(RecordedDevice):
+    """Device on which nothing can be captured."""
+
+    def graph(self) -> Any:
+        return UncapturableGraph()

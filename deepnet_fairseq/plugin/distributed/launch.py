@@ -38,11 +38,8 @@ LOST = re.compile(
     r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|time[d ]*out|heartbeat|not all ranks|\b(TCP)?store\b",
     re.I,
 )
-FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGINT,
-)  # passed to the processes that are started here, which then save
+# passed to the processes that are started here, which then save
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def flush_denormals() -> None:

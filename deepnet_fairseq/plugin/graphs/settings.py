@@ -84,11 +84,7 @@ def graphed_step(trainer: Any, wanted: int | str) -> GraphedStep | None:
     pad_index = trainer.task.target_dictionary.pad()
     processes = None
     if trainer.data_parallel_world_size > 1:
-        processes = Processes(
-            number=trainer.data_parallel_world_size,
-            of_gradients=trainer.data_parallel_process_group,
-            of_decisions=agreement.cpu_group(),
-        )
+        processes = Processes(of_gradients=trainer.data_parallel_process_group, of_decisions=agreement.cpu_group())
     if wanted != AUTO:
         return GraphedStep(int(wanted), pad_index, device, processes=processes)
     # a process that others wait for cannot be replaced
@@ -118,13 +114,13 @@ def restart_without_graphs() -> None:
 
 def why_settings_forbid_graphs(trainer: Any) -> str | None:
     """Return the reason, for the log, why a trainer's settings cannot go with graphs; None if they can."""
-    several_processes = trainer.cfg.distributed_training
+    section = trainer.cfg.distributed_training
     if trainer.data_parallel_world_size > 1:
-        if several_processes.ddp_backend not in AVERAGING:
-            return f"--ddp-backend {several_processes.ddp_backend} does more than to average gradients"
-        if several_processes.ddp_comm_hook != "none":
-            return f"--ddp-comm-hook {several_processes.ddp_comm_hook} changes how gradients are averaged"
-        if several_processes.broadcast_buffers:
+        if section.ddp_backend not in AVERAGING:
+            return f"--ddp-backend {section.ddp_backend} does more than to average gradients"
+        if section.ddp_comm_hook != "none":
+            return f"--ddp-comm-hook {section.ddp_comm_hook} changes how gradients are averaged"
+        if section.broadcast_buffers:
             return "--broadcast-buffers sends buffers in each forward pass"
     if trainer.cfg.optimization.use_bmuf:
         return "--use-bmuf keeps gradients of its own"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from fairseq.optim import AMPOptimizer, FP16Optimizer, MemoryEfficientFP16Optimizer
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from ...core.models import DeepModel
 from ...core.modules import submodules
@@ -54,7 +54,6 @@ class Processes(NamedTuple):
     over which decisions are exchanged on the CPU.
     """
 
-    number: int
     of_gradients: Any
     of_decisions: Any
 
@@ -277,13 +276,13 @@ class GraphedStep:
         All processes must call this. One collective for each dtype of the parameters, whatever their number. Gradients
         are divided before they are added up, as DDP does it: in half precision the sum of all may overflow.
         """
-        processes = self.processes
-        if processes is None:
+        if self.processes is None:
             return
+        group = self.processes.of_gradients
         self.buffers.attach()
         for flat in self.buffers.flat:
-            flat.div_(processes.number)
-            torch.distributed.all_reduce(flat, group=processes.of_gradients)
+            flat.div_(distributed.get_world_size(group))
+            distributed.all_reduce(flat, group=group)
 
     # before the first update
 
@@ -337,16 +336,12 @@ class GraphedStep:
         self.captured_shapes = self.captured_shapes[:fewest]
 
     def _begin(self) -> None:
-        """Let model and optimiser change from fairseq's way of a batch to that of the graphs."""
+        """Let the optimiser change from fairseq's way to that of the graphs."""
         self.buffers.attach()
         if self.optimiser_copies is not None:
             self.optimiser_copies.use()
         # several processes add up their logs before they compute the norm
         self.norm_comes_first = self.optimiser_copies is not None and self.processes is None
-        for module in self.modules:
-            if isinstance(module, DeepModel):
-                # spares model.train() the walk through all modules at each batch
-                module.one_mode = True
 
     def _look_through(
         self, sample: dict[str, Any], model: nn.Module, criterion: Any, optimizer: Any, update: int
@@ -364,7 +359,7 @@ class GraphedStep:
         self.criterion = criterion
         self.optimizer = optimizer
         self.modules = [*submodules(model), *criterion.modules()]
-        self._set_recomputed_random_numbers(False)
+        self._adapt_modules(with_graphs=True)
         if any(has_foreign_hooks(module) for module in self.modules):
             self._give_up("a hook wants to be called in each pass")
             return
@@ -387,10 +382,6 @@ class GraphedStep:
         self.buffers = GradientBuffers(list(parameters.values()))
         self.scale = torch.ones((), device=sample["target"].device)
         self.tensor_names = tensors_of(sample).keys()
-        if hasattr(criterion, "masks_padding"):
-            # makes the chunked losses compute the loss of all positions and set that of padding to 0; else they select
-            # the other positions by a mask, and the CPU waits for their number
-            criterion.masks_padding = True
 
         rows = self.pending_shapes[:, :1]
         lengths = self.pending_shapes[:, 1:]
@@ -500,16 +491,6 @@ class GraphedStep:
             states.append(torch.cuda.get_rng_state(self.scale.device))
         return states
 
-    def _set_recomputed_random_numbers(self, recomputed: bool) -> None:
-        """Say whether layers under --checkpoint-activations draw random numbers the same a second time.
-
-        Only with False can they be captured: a capture forbids to read a random generator's state (torch.utils.
-        checkpoint, preserve_rng_state).
-        """
-        for module in self.modules:
-            if isinstance(module, Stack):
-                module.recomputes_random_numbers = recomputed
-
     # capture
 
     def _capture_planned(self, sample: dict[str, Any]) -> None:
@@ -601,20 +582,28 @@ class GraphedStep:
     def _give_up(self, why: str) -> None:
         """Compute no more batches by graphs: set `obstacle` to `why`, and log it.
 
-        Also frees the memory of the graphs, and resets the attributes that were set in model and criterion for them.
-        Only the first call does anything.
+        Also frees the memory of the graphs. Only the first call does anything.
         """
         if self.obstacle is not None:
             return
         self.obstacle = why
         logger.info(f"--cuda-graphs: the training goes on without: {why}")
         self.free()
+        self._adapt_modules(with_graphs=False)
+
+    def _adapt_modules(self, with_graphs: bool) -> None:
+        """Set what model and criterion do in another way with graphs, or set it back."""
         if hasattr(self.criterion, "masks_padding"):
-            self.criterion.masks_padding = False
-        self._set_recomputed_random_numbers(True)
+            # makes the chunked losses compute the loss of all positions and set that of padding to 0; else they select
+            # the other positions by a mask, and the CPU waits for their number
+            self.criterion.masks_padding = with_graphs
         for module in self.modules:
-            if isinstance(module, DeepModel):
-                module.one_mode = False
+            if isinstance(module, Stack):
+                # else --checkpoint-activations reads the state of a random generator, which a capture forbids
+                module.recomputes_random_numbers = not with_graphs
+            elif isinstance(module, DeepModel):
+                # spares model.train() the walk through all modules at each batch
+                module.one_mode = with_graphs
 
     def free(self) -> None:
         """Drop the graphs, and so let torch have their memory."""
