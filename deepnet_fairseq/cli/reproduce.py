@@ -15,6 +15,7 @@ import argparse
 import math
 import os
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +56,7 @@ REFUSED_BY_SCRIPTS = {flag: f"{variable}=..." for variable, flag in VARIABLES.it
 }  # fmt: skip
 DEFAULTS = {"SMOKE": "0", "PLAN": "1", "SHARE_EMBEDDINGS": "1"}  # values of switches that change nothing
 LISTS = ("METHODS", "DEPTHS", "SEEDS", "PAIRS", "SIZES", "LRS")  # variables whose words are separated by blanks
+SINGULARS = ("METHOD", "DEPTH", "PAIR", "SIZE", "LR", "GPU", "NODE", "JOB")  # mistaken for those with an S
 
 
 def reproduce(args) -> None:
@@ -187,6 +189,7 @@ def _run(args, setting: Setting) -> None:
     """
     from ..tools.reproduce import run
 
+    run.check_flags(setting)
     if args.launch == "slurm":
         _submit(args, setting)
         return
@@ -196,9 +199,11 @@ def _run(args, setting: Setting) -> None:
         if args.dry_run != "commands":
             print(f"== plan\n{text}", flush=True)
     run.warn_of_other_batches(setting)
+    if not args.dry_run:
+        run.warn_of_full_disk(setting)
     if args.dry_run == "commands" or (args.dry_run and not setting.planned):
-        for command in run.all_commands(setting):
-            print(shlex.join(command))
+        for line in run.shell_lines(setting):
+            print(line)
     if args.dry_run:
         return
 
@@ -225,7 +230,9 @@ def _submit(args, setting: Setting) -> None:
         for step in setting.corpus.steps:
             print(shlex.join(step.command))
         for row in setting.rows():
-            print(f"sbatch <<'JOB'\n{slurm.job(setting, row, command)}JOB")
+            log = slurm.log_of(setting, row)
+            print(shlex.join(["mkdir", "-p", str(log.parent)]))
+            print(f"{shlex.join(slurm.sbatch(log))} <<'JOB'\n{slurm.job(setting, row, command)}JOB")
         return
     run.prepare(setting.corpus.steps)
     slurm.submit(setting, command)
@@ -309,8 +316,13 @@ def flags_of_variables() -> list[str]:
     """Return the flags of `deepnet reproduce` that the scripts' environment variables stand for.
 
     They are those of VARIABLES, TEXT (three files) and SWITCHES. UserError, naming the variable, for a value that a
-    switch does not have.
+    switch does not have. A variable of SINGULARS has no meaning, which is said on stderr: it is no mistake, since other
+    programs may read it.
     """
+    for name in SINGULARS:
+        if os.environ.get(name) and not os.environ.get(f"{name}S"):
+            print(f"deepnet: warning: {name} is not read, {name}S is", file=sys.stderr)
+
     flags = []
     for name, flag in VARIABLES.items():
         value = os.environ.get(name, "").strip()

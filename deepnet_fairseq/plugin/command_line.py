@@ -78,11 +78,12 @@ def _of_user_dir(error, traceback) -> BaseException:
     return error
 
 
-def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
+def parse_or_explain(parse, parser, input_args=None, *args, files_exist: bool = True, **kwargs):
     """Parse and check the command line; a mistake ends the program with one line and status 2.
 
     parse: fairseq's options.parse_args_and_arch, whose other arguments follow and whose result is returned; parser: the
-    program's; input_args: words of the command line, None for this process's.
+    program's; input_args: words of the command line, None for this process's; files_exist: False if files that it names
+    are still to be made, so that only the words themselves can be checked.
     """
     parser.error = functools.partial(_exit_with_error, parser)
     words = sys.argv[1:] if input_args is None else input_args
@@ -106,10 +107,11 @@ def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
     if getattr(namespace, "bf16", False) and importlib.util.find_spec("torch_xla") is None:
         namespace.tpu = False
 
-    try:
-        _check_flags(namespace)
-    except UserError as error:
-        parser.error(str(error))
+    if files_exist:
+        try:
+            _check_flags(namespace)
+        except UserError as error:
+            parser.error(str(error))
     return result
 
 

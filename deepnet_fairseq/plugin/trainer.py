@@ -8,6 +8,7 @@ some updates in their own process.
 from __future__ import annotations
 
 import argparse
+import inspect
 import itertools
 import logging
 import math
@@ -26,7 +27,7 @@ from fairseq.trainer import Trainer
 
 from ..core import archs
 from ..errors import UserError
-from . import datasets, stuck
+from . import command_line, datasets, stuck
 from .admin_profile import set_omegas_by_profile
 from .checkpoints import reading, vocabulary
 from .distributed import launch, zero
@@ -376,10 +377,11 @@ def parse_training_flags(flags: list[str]) -> argparse.Namespace:
     return options.parse_args_and_arch(options.get_training_parser(), [*flags, *ONE_PROCESS])
 
 
-def check_training_flags(flags: list[str]) -> None:
+def check_training_flags(flags: list[str], files_exist: bool = True) -> None:
     """Raise a UserError for words (DATA and flags) with which fairseq-train ends before it begins.
 
-    Methods of the user's must be imported already.
+    Methods of the user's must be imported already. files_exist: False if DATA, or another file that a flag names, is
+    still to be made; then the flags are parsed, and no file is looked for.
     """
     words = sys.argv
     sys.argv = words[:1]  # fairseq would import a --user-dir among the words of this process's own command line
@@ -387,7 +389,8 @@ def check_training_flags(flags: list[str]) -> None:
         parser = options.get_training_parser()
         # the plug-in would end the program by it, after a mistake
         parser.exit = _raise_user_error
-        options.parse_args_and_arch(parser, [*flags, *ONE_PROCESS])
+        fairseqs_parse = inspect.unwrap(options.parse_args_and_arch)  # registering this package has wrapped it
+        command_line.parse_or_explain(fairseqs_parse, parser, [*flags, *ONE_PROCESS], files_exist=files_exist)
     finally:
         sys.argv = words
 

@@ -112,9 +112,20 @@ def until(condition, seconds: int = 300) -> None:
 
 
 def dry_run(name, *flags, **variables) -> list[list[str]]:
-    """Return the commands that a dry run of scripts/NAME.sh prints, each split into words."""
+    """Return the programs that a dry run of scripts/NAME.sh prints, each with its arguments as a list of words.
+
+    The lines that change and make folders are left out, and so are the files to which output goes.
+    """
     printed = script(name, COMMANDS, *flags, **variables).stdout
-    return [shlex.split(line) for line in printed.splitlines()]
+    programs = []
+    for line in printed.splitlines():
+        words = shlex.split(line)
+        if words[:1] in (["cd"], ["mkdir"]):
+            continue
+        if ">" in words:
+            words = words[: words.index(">")]
+        programs.append(words)
+    return programs
 
 
 def trainings(name, *flags, **variables) -> list[list[str]]:

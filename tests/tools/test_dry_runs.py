@@ -97,6 +97,8 @@ def commands(text: str) -> dict[Subject, Command]:
     for line in output(text.replace("OUT", OUT)):
         line = line.replace("scripts/inverted_gain", "examples/inverted_gain")  # it has moved
         words = [word for word in shlex.split(line) if word != "!"]  # which marks a row that does not fit
+        if ">" in words:  # where the output goes, which bash did not print
+            words = words[: words.index(">")]
         if words and words[0] in PROGRAMS:
             command = parse_command(words)
             found[command.subject] = command

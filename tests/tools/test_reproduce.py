@@ -5,15 +5,21 @@ An experiment is a file of study/experiments/, such as table1 for Table 1 of Dee
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.cli.reproduce import flags_of_variables
 from deepnet_fairseq.study import experiments
 from deepnet_fairseq.study.experiment import MethodSpec, Row
 from deepnet_fairseq.study.run_folder import RunFolder
@@ -25,6 +31,7 @@ from deepnet_fairseq.tools.reproduce.slurm import job
 from deepnet_fairseq.tools.reproduce.words import differing_flag, format_number
 
 from ..support.errors import assert_refused, refused
+from ..support.forked import fork
 
 every_experiment = pytest.mark.parametrize("name", experiments.names())
 
@@ -515,21 +522,171 @@ def test_list_names_every_experiment(capsys):
         assert name in listed
 
 
-# the end of a submission
+# the user's flags
 
 
-def test_a_submission_ends_with_the_commands_of_its_reports(tmp_path, monkeypatch, capsys):
-    """They are those of Table 3, and of Figure 10 if the data have Flores, its test set.
+def test_a_misspelt_flag_is_refused_before_the_data_are_made(tmp_path):
+    out = tmp_path / "out"
 
-    A stand-in for sbatch answers that the job's number is 42.
+    miniature = ["reproduce", "iwslt14_de_en", "--smoke", "--out", out]
+    assert_refused("--warm-up-updates", *miniature, "--", "--warm-up-updates=9")
+
+    assert not out.exists()
+
+
+def test_a_dry_run_refuses_a_misspelt_flag_too(tmp_path):
+    assert_refused("--lrr", "reproduce", "table1", "--dry-run", "--out", tmp_path, "--", "--lrr", "1e-3")
+
+
+# a file of a user's, with a method that has an option
+OWN_METHOD = """
+import deepnet_fairseq
+
+deepnet_fairseq.register()
+
+from deepnet_fairseq.core.methods import METHODS, Option, register
+
+
+@register("shared")
+class Shared(METHODS["pre_ln"]):
+    options = {"part": Option(0.5, "a factor")}
+"""
+
+
+@pytest.mark.parametrize(("flag", "is_known"), [("--shared-part", True), ("--shared-parts", False)])
+def test_flags_of_a_method_in_the_users_folder_are_known(flag, is_known, tmp_path):
+    """The command runs in a process of its own, because the folder's methods stay registered."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "shared.py").write_text(OWN_METHOD)
+    row = ["--methods", "deepnorm", "--depths", "18", "--out", "out"]
+    extra = ["--user-dir", str(folder), "--method", "shared", flag, "0.1"]
+
+    done = fork(["deepnet", "reproduce", "table1", "--dry-run", *row, "--", *extra], tmp_path)
+
+    assert (done.returncode == 0) == is_known, done.stderr
+    assert (flag in done.stderr) != is_known
+
+
+# rows that the machine is not made for
+
+
+@pytest.fixture
+def table1_on_a_cpu(tmp_path):
+    """Provide the setting of a row of Table 1 on this machine's CPU."""
+    experiment = experiments.with_choices(experiments.read_experiment("table1"), methods=["deepnorm"], depths=["6"])
+    machine = replace(hardware(papers_gpus=8, only_printed=True), gpus=0, visible=[], precision="fp32")
+    return Setting(experiment, machine, corpus(experiment, tmp_path), tmp_path)
+
+
+def test_a_row_that_takes_years_on_the_cpu_is_refused(table1_on_a_cpu):
+    planned, _text = run.plan(table1_on_a_cpu, tokens=None, rate=None)
+
+    with refused("--gpus") as caught:
+        run.refuse_what_does_not_fit(planned)
+
+    assert "deepnorm-6-seed1" in caught.value.way_out
+
+
+def test_a_few_updates_on_the_cpu_are_not_refused(table1_on_a_cpu):
+    short = replace(table1_on_a_cpu, extra=["--max-update", "10"])
+    planned, _text = run.plan(short, tokens=None, rate=None)
+
+    run.refuse_what_does_not_fit(planned)  # does not raise
+
+
+def test_a_disk_that_is_too_small_for_the_plan_is_told(table1_on_a_cpu, capsys):
+    planned, _text = run.plan(table1_on_a_cpu, tokens=None, rate=None)
+    free = shutil.disk_usage(planned.out).free
+    run.warn_of_full_disk(replace(planned, disk=free / 2))
+    told_of_enough = capsys.readouterr().err
+
+    run.warn_of_full_disk(replace(planned, out=planned.out / "to come", disk=free * 2))
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told_of_enough == ""
+    assert "to come" in line
+
+
+def test_the_plans_disk_space_is_that_of_the_trainings_and_of_what_they_leave(table1_on_a_cpu):
+    """The most are three checkpoints with Adam's moments, the weights of eleven epochs, and two files that stay."""
+    planned, text = run.plan(table1_on_a_cpu, tokens=None, rate=None)
+    parameters = 64_600_000  # of the row
+
+    gigabytes = planned.disk / 1e9
+
+    weights = parameters * 4 / 1e9
+    left = 2 * weights
+    assert gigabytes == pytest.approx(left + 3 * 3 * weights + 11 * weights + weights, rel=0.01)
+    assert f"at most {gigabytes:.2g} GB" in text
+
+
+# variables of the scripts
+
+
+def test_a_variable_without_its_s_is_told_and_not_read(monkeypatch, capsys):
+    monkeypatch.setenv("METHOD", "pre_ln")
+    monkeypatch.delenv("METHODS", raising=False)
+
+    flags = flags_of_variables()
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "METHODS" in line
+    assert "--methods=pre_ln" not in flags
+
+
+def test_a_variable_without_its_s_beside_the_right_one_is_not_told(monkeypatch, capsys):
+    """Another program may read it."""
+    monkeypatch.setenv("METHOD", "pre_ln")
+    monkeypatch.setenv("METHODS", "deepnorm")
+
+    flags = flags_of_variables()
+
+    assert "--methods=deepnorm" in flags
+    assert capsys.readouterr().err == ""
+
+
+# submissions
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """Provide a file with the words and the job that each call of sbatch was given, by a stand-in.
+
+    It answers that the job's number is 42.
     """
-    sbatch = tmp_path / "bin" / "sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text("#!/bin/sh\ncat >/dev/null\necho 42\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
+    program = tmp_path / "bin" / "sbatch"
+    calls = tmp_path / "calls"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >>{calls}\ncat >>{calls}\necho 42\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     (tmp_path / "data").mkdir()
+    return calls
 
+
+def submission(folder) -> list[str]:
+    """Return the words that submit a row of Table 1; folder: with the data, for the runs."""
+    row = ["--methods", "deepnorm", "--depths", "18", "--gpus", "8"]
+    places = ["--data", str(folder / "data"), "--out", str(folder / "out")]
+    return ["reproduce", "table1", *row, "--launch", "slurm", *places]
+
+
+def test_a_printed_job_is_the_one_that_is_submitted(sbatch, tmp_path, capsys):
+    main(submission(tmp_path))
+    submitted = sbatch.read_text()
+    sbatch.unlink()
+    capsys.readouterr()
+
+    main([*submission(tmp_path), "--dry-run"])
+    subprocess.run(["bash", "-e"], input=capsys.readouterr().out, text=True, check=True)
+
+    assert "--row" in submitted
+    assert sbatch.read_text() == submitted
+
+
+def test_a_submission_ends_with_the_commands_of_its_reports(sbatch, tmp_path, capsys):
+    """They are those of Table 3, and of Figure 10 if the data have Flores, its test set."""
     words = ("--launch", "slurm", "--gpus", "8", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out"))
     main(["reproduce", "table3", *words])
 
@@ -538,3 +695,34 @@ def test_a_submission_ends_with_the_commands_of_its_reports(tmp_path, monkeypatc
     assert "flores" not in table
     assert figure.endswith("--figures 10")
     assert "flores" in figure
+
+
+# printed commands
+
+
+def without_speed(score: Path) -> dict:
+    """Return the content of a score.json but for its times."""
+    content = json.loads(score.read_text())
+    content.pop("generation", None)
+    return content
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", ["iwslt14_de_en", "normformer_clm"])
+def test_printed_commands_can_be_pasted_into_a_shell(name, tmp_path, capsys):
+    """They leave the files of a run: its scores are those of `deepnet reproduce`, which made the same trainings."""
+    words = ["reproduce", name, "--smoke", "--methods", "post_ln", "--jobs", "1"]
+    updates = ["--", "--max-update", "4", "--save-interval-updates", "4"]
+    main([*words, "--out", str(tmp_path / "printed"), "--dry-run", "commands", *updates])
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", "-e"], input=capsys.readouterr().out, text=True, check=True, env=os.environ | {"PATH": path}
+    )
+
+    main([*words, "--out", str(tmp_path / "run"), *updates])
+
+    scores = sorted((tmp_path / "run").glob("*/*/score.json"))
+    assert scores
+    for file in scores:
+        printed = tmp_path / "printed" / file.relative_to(tmp_path / "run")
+        assert without_speed(printed) == without_speed(file)

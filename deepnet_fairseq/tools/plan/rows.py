@@ -211,6 +211,17 @@ def _disk_bytes(setting: Setting, parameters: int, args: argparse.Namespace) -> 
     return peak, args.kept * weights
 
 
+def disk_of_all(rows: list[Row], side_by_side: int = 1) -> tuple[float, float]:
+    """Return the bytes on the disk of all rows: the most while they are trained, and in the end.
+
+    side_by_side: how many trainings run at a time.
+    """
+    kept = sum(row.disk_kept for row in rows)
+    largest_first = sorted((row.disk_peak for row in rows if not row.done), reverse=True)
+    # at worst the trainings with the largest files run last, beside all that the others have left
+    return kept + sum(largest_first[:side_by_side]), kept
+
+
 def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -> str:
     """Format the plan of rows that are trained in this order: a table with a line for each, and sums below it.
 
@@ -238,11 +249,7 @@ def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -
     if setting.device == "cuda":
         limit = f" of {setting.gpu_memory / GIB:.3g}, of which {1 - USABLE:.0%} stay free"
 
-    disk_kept = sum(row.disk_kept for row in rows)
-    largest_first = sorted((row.disk_peak for row in still_to_train), reverse=True)
-    # at worst the trainings with the largest files run last, beside all that the others have left
-    disk_peak = disk_kept + sum(largest_first[:side_by_side])
-
+    disk_peak, disk_kept = disk_of_all(rows, side_by_side)
     lines = [
         _table(rows, unit),
         "",

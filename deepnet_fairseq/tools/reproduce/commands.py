@@ -42,6 +42,8 @@ class Setting:
     out: folder of all experiments' folders, which hold the folders of their rows
     chosen: "EXPERIMENT'S FOLDER/ROW'S NAME" -> words of flags of fairseq-train that the plan chose for the row
     too_large: likewise -> GiB of a GPU that the row would take, for rows that the plan found no flags for
+    hours: likewise -> hours of the training by the plan, for rows that are not trained yet
+    disk: the most bytes of disk that the trainings to come take by the plan; 0 without a plan
     extra: words of the user's flags of fairseq-train, which override all others
     generation: words of the user's flags of fairseq-generate
     recompute: whether activations are recomputed, None to let the plan decide
@@ -55,6 +57,8 @@ class Setting:
     out: Path
     chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)
     too_large: Mapping[str, float] = field(default_factory=dict)
+    hours: Mapping[str, float] = field(default_factory=dict)
+    disk: float = 0.0
     extra: Sequence[str] = ()
     generation: Sequence[str] = ()
     recompute: bool | None = None

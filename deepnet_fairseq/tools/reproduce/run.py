@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,13 +19,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ... import register
 from ...errors import UserError
 from ...files import whole
+from ...plugin.trainer import check_training_flags
 from ...study.experiment import Row
 from ...study.run_folder import FILES, RunFolder, Stopped, last_line
 from ...study.runner import Ended, Runner
+from ...user_dir import import_user_dir
 from ..environment import environment
 from ..plan import rows as plan_rows
+from ..plan.rows import GB
 from ..plan.setting import GIB
 from ..progress import Progress, Training
 from .commands import Setting
@@ -37,6 +42,7 @@ PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 # seconds between two lines of progress, of a miniature and of other experiments
 MINIATURE_INTERVAL = 10.0
 INTERVAL = 60.0
+LONGEST_ON_CPU = 720  # hours, a month: a row that takes longer was meant for GPUs
 
 
 def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Setting, str]:
@@ -49,47 +55,98 @@ def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Sett
     planned = plan_rows.read_rows(lines, rate)
     chosen = {}  # name of a row -> words, as in Setting
     too_large = {}  # name of a row -> GiB
+    hours = {row.name: row.hours for row in planned if not row.done}
     for row in planned:
         if row.fits or row.done:  # a row that is done needs no memory any more
             chosen[row.name] = row.flags.split()
         else:
             too_large[row.name] = row.least_memory / GIB  # bytes to GiB
-    setting = replace(setting, chosen=chosen, too_large=too_large)
+    most, _in_the_end = plan_rows.disk_of_all(planned, setting.hardware.jobs)
+    there_already = sum(row.disk_kept for row in planned if row.done)
+    setting = replace(setting, chosen=chosen, too_large=too_large, hours=hours, disk=most - there_already)
     return setting, plan_rows.as_text(planned, rate, setting.hardware.jobs)
 
 
-def all_commands(setting: Setting) -> list[list[str]]:
-    """List every command of the experiment in order, each as words, as they are known before anything is run.
+def check_flags(setting: Setting) -> None:
+    """Raise a UserError if fairseq-train would refuse the user's flags, before hours are spent on making the data.
+
+    The experiment's own flags are right; without flags of the user's nothing is checked.
+    """
+    if not setting.extra:
+        return
+    register()
+    for row in setting.rows():
+        words = setting.training(row)
+        folder = PACKAGE_PARENT / (last_value("--user-dir", words) or "deepnet_fairseq")
+        import_user_dir(folder)
+        check_training_flags([*words, "--user-dir", str(folder)], files_exist=False)
+
+
+def shell_lines(setting: Setting) -> list[str]:
+    """List every command of the experiment in order, as they are known before anything is run, as lines for a shell.
 
     They make the data, and then, row by row, measure Admin's profile, train, average checkpoints, evaluate and score.
+    What `Work` writes beside that, the files by which `deepnet report` finds a row, is not among them.
     """
-    listed = [step.command for step in setting.corpus.steps]
+    lines = [shlex.join(["cd", str(PACKAGE_PARENT)])]
+    for step in setting.corpus.steps:
+        lines.append(shlex.join(step.command))
+
     for row in setting.rows():
+        run = setting.folder(row)
+        evaluations = setting.judge.evaluations(run) if row.scored else []
+        folders = sorted({str(run), *(str(evaluation.result.parent) for evaluation in evaluations)})
+        lines.append(shlex.join(["mkdir", "-p", *folders]))
+
         profile = setting.profile(row)
         if profile:
-            listed.append(profile)
-        listed.append([*setting.launcher(only_printed=True), *setting.training(row)])
+            lines.append(shlex.join(profile))
+        lines.append(shlex.join([*setting.launcher(only_printed=True), *setting.training(row)]))
         if not row.scored:
             continue
 
         average = setting.average(row)
         if average:
-            listed.append(average)
-        run = setting.folder(row)
-        listed += [evaluation.command for evaluation in setting.judge.evaluations(run)]
-        listed.append(setting.judge.score(run))
-    return listed
+            lines.append(shlex.join(average))
+        for evaluation in evaluations:
+            # as Work directs them: see Evaluation.all_printed
+            errors = "2>&1" if evaluation.all_printed else f"2> {shlex.quote(str(evaluation.log))}"
+            lines.append(f"{shlex.join(evaluation.command)} > {shlex.quote(str(evaluation.result))} {errors}")
+        score_file = run / FILES["score"]
+        lines.append(f"{shlex.join(setting.judge.score(run))} > {shlex.quote(str(score_file))}")
+    return lines
 
 
 def refuse_what_does_not_fit(setting: Setting) -> None:
-    """Raise a UserError if the plan found no way to train a row in a GPU's memory.
+    """Raise a UserError if the plan found no way to train a row in a GPU's memory, or in a month on the CPU.
 
-    It names the first such row, and the memory of a GPU that would do.
+    It names the first such row, and the memory of a GPU that would do, or the hours.
     """
     for name, needed in setting.too_large.items():  # GiB
         has = f"{name} does not fit into {setting.hardware.memory:g} GiB"
         would = f"it takes GPUs of {math.ceil(needed)} GiB, or perhaps more of them (--gpus), which share the optimiser"
         raise UserError("--gpu-memory", f"{has}; {would}; leave it out, or try --no-plan")
+
+    if setting.hardware.gpus:
+        return
+    for name, hours in setting.hours.items():
+        if hours > LONGEST_ON_CPU:
+            problem = f"this machine has none, and {name} takes some {hours:,.0f} hours on its CPU"
+            raise UserError("--gpus", f"{problem}; try --smoke, or --no-plan to train it here all the same")
+
+
+def warn_of_full_disk(setting: Setting) -> None:
+    """Warn on stderr if the files of the rows take more of the disk, by the plan, than is free.
+
+    It is no reason to refuse: checkpoints of an earlier attempt may be among what fills the disk.
+    """
+    folder = setting.out
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if setting.disk > free:
+        needs = f"the plan takes up to {setting.disk / GB:,.0f} GB of disk, and {free / GB:,.0f} GB are free"
+        print(f"deepnet: warning: {setting.out}: {needs}; make room, or take another --out", file=sys.stderr)
 
 
 def warn_of_other_batches(setting: Setting) -> None:

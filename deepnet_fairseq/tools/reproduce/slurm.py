@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...errors import UserError
 from ...study.experiment import Row
@@ -45,18 +46,26 @@ wait $!
 """
 
 
+def log_of(setting: Setting, row: Row) -> Path:
+    """Return the file to which the output of a row's job goes."""
+    return setting.out / setting.experiment.folder / f"{row.name}.log"
+
+
+def sbatch(log: Path) -> list[str]:
+    """Return the command that submits a job, whose script is its standard input; log: file for the job's output."""
+    return ["sbatch", "--parsable", "--output", str(log)]
+
+
 def submit(setting: Setting, command: Sequence[str]) -> None:
-    """Submit a job for each row, whose output goes to EXPERIMENT'S FOLDER/ROW.log; print the jobs' numbers.
+    """Submit a job for each row, and print the jobs' numbers.
 
     command: as for `job`. Raises a UserError if sbatch refuses a job; those before it stay submitted.
     """
     for row in setting.rows():
-        log = setting.out / setting.experiment.folder / f"{row.name}.log"
+        log = log_of(setting, row)
         log.parent.mkdir(parents=True, exist_ok=True)
         text = job(setting, row, command)
-        done = subprocess.run(
-            ["sbatch", "--parsable", "--output", str(log)], input=text, capture_output=True, text=True
-        )
+        done = subprocess.run(sbatch(log), input=text, capture_output=True, text=True)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["it said nothing"]
             said = lines[-1]
