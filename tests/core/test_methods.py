@@ -43,10 +43,8 @@ def spread(names):
     return [(EVERY_KIND[number % len(EVERY_KIND)], name) for number, name in enumerate(names)]
 
 
-every_method = pytest.mark.parametrize(
-    ("kind", "name"),
-    [*spread(sorted(METHODS)), *((kind, "every_slot") for kind in EVERY_KIND), *spread(MODIFIED)],
-)
+CASES = [*spread(sorted(METHODS)), *((kind, "every_slot") for kind in EVERY_KIND), *spread(MODIFIED)]
+every_method = pytest.mark.parametrize(("kind", "name"), CASES)
 
 
 def option_values(option):
@@ -302,7 +300,13 @@ def test_a_deep_copy_has_the_same_weights_and_scores(kind, name):
     assert_equal_models(copy.deepcopy(model), model, kind)
 
 
-@every_method
+BY_DEFAULT = ("deepnorm", "every_slot")  # an update of 100 layers takes a second
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [pytest.param(*case, marks=() if case[1] in BY_DEFAULT else pytest.mark.smoke) for case in CASES],
+)
 def test_gradients_are_finite_at_100_layers_and_so_are_scores_in_bfloat16(kind, name):
     """Every parameter that is trained gets a gradient, as DDP needs."""
     model = small(kind, 100, **config_fields(name)).train()

@@ -14,6 +14,7 @@ from ..conftest import TRAIN_FLAGS
 from ..support import ranks
 from ..support.diverging import TINY, weights
 from ..support.helpers import ROOT
+from ..support.marks import smoke_but
 
 NGPT = ("--user-dir", ROOT / "scripts" / "ngpt", "--method", "ngpt", "--max-update", 3)
 OURS = ("--optimizer", "deepnet_adam")
@@ -43,20 +44,22 @@ def train_ngpt(data, folder, *flags, processes: int = 1, check: bool = True) -> 
     ranks.train(processes, folder / "log", data, *words, check=check)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_weights_of_ngpt_stay_on_the_sphere(case, data, tmp_path):
+@pytest.mark.parametrize("name", smoke_but(("float32", "fp16"), CASES))
+def test_weights_of_ngpt_stay_on_the_sphere(name, data, tmp_path):
     """Each feature of a feed-forward network's hidden layer has weights of length 1, in fc1 and in fc2.
 
     fc1 is (features, width), fc2 (width, features).
     """
+    case = CASES[name]
     train_ngpt(data, tmp_path, *case.flags, processes=case.processes)
 
-    matrices = {name: weight for name, weight in weights(tmp_path / "checkpoint_last.pt").items() if "fc" in name}
+    by_address = weights(tmp_path / "checkpoint_last.pt")
+    matrices = {address: weight for address, weight in by_address.items() if "fc" in address}
     assert matrices
-    for name, weight in matrices.items():
-        dimension_of_width = 0 if "fc2" in name else 1
+    for address, weight in matrices.items():
+        dimension_of_width = 0 if "fc2" in address else 1
         lengths = weight.float().norm(dim=dimension_of_width)
-        assert (lengths - 1).abs().max() < case.tolerance, name
+        assert (lengths - 1).abs().max() < case.tolerance, address
 
 
 def test_weights_without_a_float32_copy_are_refused(data, tmp_path):

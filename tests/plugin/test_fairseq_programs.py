@@ -47,6 +47,7 @@ def trained_100_layers(data, tmp_path_factory) -> Path:
     return folder / "checkpoint_last.pt"
 
 
+@pytest.mark.smoke
 def test_a_model_of_100_layers_translates(data, trained_100_layers):
     flags = (*TRANSLATE, "--path", trained_100_layers, "--max-sentences", "20")
 
@@ -56,6 +57,7 @@ def test_a_model_of_100_layers_translates(data, trained_100_layers):
     assert f"{TEST_SENTENCES} sentences" in printed  # fairseq's last line
 
 
+@pytest.mark.smoke
 def test_deepnet_verify_reads_method_updates_and_alphas_of_a_checkpoint(trained_100_layers, capsys):
     main(["verify", str(trained_100_layers), "--method", "deepnorm"])
 

@@ -79,6 +79,7 @@ def one_update(data, folder) -> tuple:
     return (data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", folder)
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("folders_lock")
 def test_both_ranks_of_a_second_training_end_in_one_line_and_write_nothing(folder, one_update, tmp_path):
     ranks.train(2, tmp_path / "log", *one_update, check=False)

@@ -30,6 +30,7 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..support.errors import refused
 from ..support.lm_trainings import FLAGS, KINDS, make_text
+from ..support.marks import smoke_but
 from ..support.own_methods import smoke_unless_deepnorm
 from ..support.recorded_graph import RecordedDevice, UncapturableDevice
 
@@ -271,7 +272,7 @@ def test_dropout_by_graphs_is_that_of_the_plain_passes():
     "flags",
     [
         (),
-        ("--sentence-avg",),  # the sample size is that of the sentences, without the rows of padding
+        smoke(("--sentence-avg",)),  # the sample size is that of the sentences, without the rows of padding
         (CHUNKED, "--loss-chunk-tokens=50"),
     ],
     ids=" ".join,
@@ -317,7 +318,10 @@ def test_a_setting_that_allows_no_graphs_is_named():
     assert "--use-bmuf" in settings.why_settings_forbid_graphs(trainer)
 
 
-@pytest.mark.parametrize("flag", ["--dropout=0.1", "--attention-dropout=0.1", "--activation-dropout=0.1"])
+DROPOUTS = ("--dropout=0.1", "--attention-dropout=0.1", "--activation-dropout=0.1")
+
+
+@pytest.mark.parametrize("flag", smoke_but(("--dropout=0.1",), DROPOUTS))
 def test_layers_that_are_recomputed_with_dropout_train_without_graphs(flag):
     """A capture must not put back the random generators, so the layers would draw other numbers the second time."""
     flags = ("--checkpoint-activations", flag)
@@ -361,6 +365,7 @@ def test_memory_that_ends_leaves_fewer_graphs():
     assert by_graphs.losses == pytest.approx(plain.losses, abs=ROUNDING)
 
 
+@pytest.mark.smoke
 def test_without_free_memory_a_training_goes_on_without_graphs():
     with_device = train_translator_in_process(device=RecordedDevice(free=(0,)), updates=3)
 
@@ -384,7 +389,7 @@ class Comparison(NamedTuple):
     "comparison",
     [
         Comparison(seconds_of_a_replay=0.5, served=3, for_checkpoint=SHAPES),
-        Comparison(seconds_of_a_replay=1.5, served=0, for_checkpoint=0),
+        pytest.param(Comparison(seconds_of_a_replay=1.5, served=0, for_checkpoint=0), marks=pytest.mark.smoke),
     ],
     ids=["faster", "slower"],
 )
@@ -529,7 +534,7 @@ def train_language_model_in_process(text, kind: str, *flags, device=None) -> Lan
     return LanguageModelRun(losses, graphs)
 
 
-@pytest.mark.parametrize("flags", [(), ("--criterion=chunked_cross_entropy",)], ids=" ".join)
+@pytest.mark.parametrize("flags", [(), smoke(("--criterion=chunked_cross_entropy",))], ids=" ".join)
 def test_causal_language_models_train_by_graphs(flags, tmp_path):
     text = make_text(tmp_path)
 
@@ -541,6 +546,7 @@ def test_causal_language_models_train_by_graphs(flags, tmp_path):
     assert by_graphs.losses == pytest.approx(plain.losses, abs=ROUNDING)
 
 
+@pytest.mark.smoke
 def test_a_masked_language_model_trains_without_graphs(tmp_path):
     """fairseq's nested data set has a list of sizes in place of a size for each sentence: no shape can be chosen."""
     text = make_text(tmp_path)
@@ -572,6 +578,7 @@ def test_the_chosen_shapes_cover_every_batch(most):
         assert shapes.covering(tuple(shape), chosen)
 
 
+@pytest.mark.smoke
 def test_recorded_graphs_compute_what_repeated_python_computes():
     """The other tests rest on recorded graphs. The factor of branchnorm grows at each update: replays must read it."""
     recorded = train_translator_in_process("--method=branchnorm", device=RecordedDevice())

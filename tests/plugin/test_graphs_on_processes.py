@@ -26,6 +26,7 @@ from deepnet_fairseq.plugin.graphs.step import GraphedStep
 from ..conftest import TRAIN_FLAGS
 from ..support import ranks
 from ..support.diverging import TINY
+from ..support.marks import smoke_but
 from ..support.recorded_graph import RecordedDevice, UncapturableDevice
 
 # 20 sentences in batches of 4: an epoch has five batches, so the last update has none for the second of two processes
@@ -155,7 +156,7 @@ def assert_same_bits(found: Trained, expected: Trained) -> None:
     "flags",
     [
         FP16,
-        ("--bf16", *ZERO, "--update-freq", "4"),
+        smoke(("--bf16", *ZERO, "--update-freq", "4")),
         smoke(("--ddp-backend", "legacy_ddp", "--optimizer", "adam")),
         smoke(("--amp", "--update-freq", "4")),
         smoke(ZERO),
@@ -232,7 +233,7 @@ SECONDS_BY_A_SLOW_GRAPH = (1.0, 1.0, 1.5, 1.5)
     [
         (ALL_SHAPES, partial(RecordedDevice, free=(0,))),  # no memory for a graph
         pytest.param(ALL_SHAPES, SmallDevice, marks=pytest.mark.smoke),
-        ("auto", partial(RecordedDevice, times=SECONDS_BY_A_SLOW_GRAPH)),
+        pytest.param("auto", partial(RecordedDevice, times=SECONDS_BY_A_SLOW_GRAPH), marks=pytest.mark.smoke),
     ],
     ids=["no memory for a graph", "no memory for a batch", "graphs are slower"],
 )
@@ -243,6 +244,7 @@ def test_an_obstacle_on_one_process_lets_both_train_by_ddp(graphs, device_of_sec
     assert_same_bits(both, by_ddp)
 
 
+@pytest.mark.smoke
 def test_both_processes_have_the_graphs_for_which_both_have_memory(data, by_ddp, tmp_path):
     # memory is asked for twice before the first graph is captured and once after each: it ends after the third
     device_of_second = partial(RecordedDevice, free=(*[ENOUGH_MEMORY] * 4, 0))
@@ -253,7 +255,7 @@ def test_both_processes_have_the_graphs_for_which_both_have_memory(data, by_ddp,
     assert both.losses == pytest.approx(by_ddp.losses, abs=ROUNDING)
 
 
-@pytest.mark.parametrize("graphs", [ALL_SHAPES, "auto"])
+@pytest.mark.parametrize("graphs", smoke_but((ALL_SHAPES,), (ALL_SHAPES, "auto")))
 def test_a_failed_capture_on_one_process_ends_both(graphs, data, tmp_path):
     """Each ends with the line of the one that failed, before anything is saved."""
     log = tmp_path / "log"
@@ -270,6 +272,7 @@ def test_a_failed_capture_on_one_process_ends_both(graphs, data, tmp_path):
     assert not list(tmp_path.glob("saved/*.pt"))
 
 
+@pytest.mark.smoke
 def test_a_process_killed_at_its_capture_ends_the_other(data, tmp_path):
     log = tmp_path / "log"
     around = partial(recording, tmp_path, DyingDevice)

@@ -260,6 +260,7 @@ def refuse_a_flag(cfg) -> None:
     raise UserError("--some-flag", "does not fit")
 
 
+@pytest.mark.smoke
 def test_the_mistake_that_a_process_names_is_told_even_if_it_is_aborted_at_its_end():
     cfg = OmegaConf.create(
         {

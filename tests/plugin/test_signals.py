@@ -58,7 +58,12 @@ class SignalledTraining(NamedTuple):
     folder: Path  # with its output, first.log, and its checkpoints in run/
 
 
-@pytest.fixture(scope="module", params=signals.CAUGHT, ids=lambda kind: kind.name)
+# SIGUSR1 is answered as SIGTERM is
+SMOKE = signal.SIGUSR1
+CAUGHT = [pytest.param(kind, marks=pytest.mark.smoke if kind == SMOKE else ()) for kind in signals.CAUGHT]
+
+
+@pytest.fixture(scope="module", params=CAUGHT, ids=lambda kind: kind.name)
 def signalled_training(request, data, tmp_path_factory):
     """Provide a training that has got one of the signals which it answers."""
     kind = request.param

@@ -374,7 +374,7 @@ def test_a_folder_that_cannot_be_imported_is_refused(file, text, place, tmp_path
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        pytest.param("def", "own.py, line 1: SyntaxError", id="a syntax error"),
+        pytest.param("def", "own.py, line 1: SyntaxError", id="a syntax error", marks=pytest.mark.smoke),
         pytest.param("import no_such_library", "own.py, line 1: ModuleNotFoundError", id="no library"),
     ],
 )

@@ -46,12 +46,14 @@ def printed_speed() -> str:
     return output.getvalue()
 
 
+@pytest.mark.smoke
 def test_speed_names_torch_and_what_is_left_out(printed_speed):
     """torchscale is not installed."""
     assert torch.__version__.partition("+")[0] in printed_speed
     assert "torchscale" in printed_speed
 
 
+@pytest.mark.smoke
 def test_speed_prints_a_row_for_each_model_and_condition(printed_speed):
     """A condition is depth and width, for translation also the sentences of a batch and the beam."""
     conditions = [("2-1", "tiny"), ("2-1", "tiny", "3", "1"), ("2-1", "tiny", "3", "2")]
@@ -74,7 +76,7 @@ class Turns(NamedTuple):
     printed: str
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def turns() -> Turns:
     """Provide the turns of three candidates: a warm-up, repeat -1, and the repeats 0 and 1.
 
@@ -115,7 +117,6 @@ def test_the_row_of_a_failed_candidate_has_the_first_line_of_its_error(turns):
     assert "RuntimeError: no such operator |" in row
 
 
-@pytest.mark.smoke
 class Seen(NamedTuple):
     """What torch's profiler has seen of all launches of a kernel."""
 
@@ -131,6 +132,7 @@ def test_the_longest_kernels_come_first_in_milliseconds_of_an_update():
     assert list(found.items()) == [("all", 6.0), ("product", 4.0), ("add", 1.5)]
 
 
+@pytest.mark.smoke
 def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
     """They have nearly the same BLEU, the fourth column; ctranslate2's stopping rule differs."""
     tiny = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")

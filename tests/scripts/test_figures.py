@@ -13,6 +13,7 @@ import pytest
 from deepnet_fairseq.plugin.probe_record import read_record
 
 from ..support.experiments import COMMANDS, dry_run, needs_venv, script, start, trainings, until, values
+from ..support.marks import smoke_but
 
 pytestmark = needs_venv
 
@@ -75,7 +76,7 @@ def test_a_figure_prepares_its_corpus_first(tmp_path, number, recipe):
     assert first == ["deepnet", "prepare", "corpus", recipe, f"{tmp_path}/out/data/{recipe}"]
 
 
-@pytest.mark.parametrize("number", CORPORA)
+@pytest.mark.parametrize("number", smoke_but((8,), CORPORA))
 def test_a_figure_refuses_a_missing_folder_of_data(tmp_path, number):
     absent = tmp_path / "absent"
 
