@@ -361,6 +361,20 @@ def test_a_missing_model_is_named(file_of_a_line, tmp_path, capsys):
     assert f"{missing}: " in line
 
 
+@pytest.mark.parametrize("to", ["ctranslate2", "checkpoint"])
+def test_a_text_in_the_place_of_the_model_is_named_with_the_right_order(
+    model, to, file_of_a_line, monkeypatch, capsys
+):
+    """Nothing is loaded before."""
+    monkeypatch.setattr(translation, "load", None)  # a call of it would fail
+    path = model.exported(to)
+
+    line = refused_translation(capsys, file_of_a_line, path, *model.language_flags)
+
+    assert f"error: {file_of_a_line}: " in line
+    assert f"deepnet translate {path} {file_of_a_line}" in line
+
+
 def test_a_folder_that_is_no_export_is_named_with_the_file_that_it_lacks(file_of_a_line, tmp_path, capsys):
     """translation.NAME is the file in which an export describes its text."""
     line = refused_translation(capsys, tmp_path, file_of_a_line)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable
@@ -87,6 +88,7 @@ def run(
     scores; None for one without. Other arguments: as for `load`. UserError, with its number, for a line that is not
     UTF-8 or too long.
     """
+    _check_order(model, file)
     path = _regular_file(file)
     _check_nbest(nbest, settings)
     translator = load(model, data=data, source=source, target=target, settings=settings, subwords=subwords)
@@ -103,6 +105,24 @@ def run(
     else:  # a named pipe or a terminal
         with open(file, "rb", buffering=0) as pipe:
             _translate_stream(translator, pipe, file, nbest)
+
+
+def _check_order(model: str, file: str | None) -> None:
+    """Raise a UserError, before anything is loaded, if `file` is a model and `model` is none: they were swapped."""
+    if file is not None and _is_model(Path(file)) and not _is_model(Path(model)):
+        mended = shlex.join(("deepnet", "translate", file, model))
+        raise UserError(model, f"is no checkpoint or exported folder, but {file} is; did you mean {mended}?")
+
+
+def _is_model(path: Path) -> bool:
+    """Return whether a folder has the description of an export, or a file begins as torch writes checkpoints."""
+    if path.is_dir():
+        return (path / NAME).exists()
+    if not path.is_file():  # a pipe, which could not be read a second time
+        return False
+    with open(path, "rb") as file:
+        # a zip archive, or a pickle of torch before 1.6; no text in UTF-8 begins with the latter's byte
+        return file.read(4).startswith((b"PK\x03\x04", b"\x80"))
 
 
 def _regular_file(file: str | None) -> Path | None:
