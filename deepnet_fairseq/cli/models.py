@@ -140,8 +140,9 @@ WRITERS = {"transformer": _to_transformer, "ctranslate2": _to_ctranslate2, "hugg
 def translate(args) -> None:
     """Translate lines of text by a checkpoint, or a folder of `deepnet export`.
 
-    A line of text in, a line of text out, in order; a blank line stays blank. Lines of a pipe are answered as they
-    come. A checkpoint goes through CTranslate2 where its method folds and CTranslate2 is installed, else through the
+    A line of text in, a line of text out, in order; a blank line stays blank. A line with more pieces than the model
+    has positions gives an empty one; it is named on stderr, and the status is then 1. Lines of a pipe are answered as
+    they come. A checkpoint goes through CTranslate2 where its method folds and CTranslate2 is installed, else through the
     package's own decoder.
 
     example:

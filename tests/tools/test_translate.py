@@ -270,6 +270,81 @@ def test_products_in_eight_bits_leave_many_translations_as_they_are(model, ctran
     assert len(same) > 10
 
 
+# lines that are too long
+
+
+@pytest.fixture
+def lines_too_long(model) -> list[str]:
+    """Provide four lines, of which the second and the last have more tokens than the model has positions."""
+    too_long = " ".join([model.lines[9]] * 40)  # several tokens, 40 times
+    return [model.lines[0], too_long, model.lines[1], too_long]
+
+
+def assert_names_lines_2_and_4(line: str) -> None:
+    """Check that an error or a warning names these lines, and the number of tokens that fit."""
+    assert "lines 2, 4: " in line
+    assert re.search(rf"\b{POSITIONS}\b", line)
+
+
+@pytest.mark.parametrize("to", [*EXPORTS, "checkpoint"])
+def test_a_file_is_translated_but_for_lines_that_are_too_long(model, to, lines_too_long, tmp_path, capsys):
+    """These are empty in the output, and named: by a warning at the start, and by the error at the end."""
+    file = tmp_path / "lines"
+    file.write_text("".join(f"{line}\n" for line in lines_too_long))
+
+    error = refusal("translate", model.exported(to), file, *model.language_flags)
+
+    printed = capsys.readouterr()
+    first, third = translation.translate(model.exported(to), model.lines[:2], **model.options)
+    assert printed.out.split("\n") == [first, "", third, "", ""]
+    (warning,) = [line for line in printed.err.splitlines() if "WARNING" in line]
+    assert_names_lines_2_and_4(warning)
+    assert_names_lines_2_and_4(error)
+
+
+def test_a_pipe_is_translated_but_for_lines_that_are_too_long(
+    model, ctranslate2_folder, lines_too_long, monkeypatch, capsys
+):
+    """The lines behind them are read and translated."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines_too_long).encode())))
+
+    error = refusal("translate", ctranslate2_folder, *model.language_flags)
+
+    printed = capsys.readouterr()
+    first, third = translation.translate(ctranslate2_folder, model.lines[:2], **model.options)
+    assert printed.out.split("\n") == [first, "", third, "", ""]
+    assert_names_lines_2_and_4(error)
+
+
+def test_a_line_that_is_too_long_has_an_empty_line_among_several_translations(
+    model, ctranslate2_folder, lines_too_long, tmp_path, capsys
+):
+    """Lines of --nbest begin with the number of the line that they translate."""
+    file = tmp_path / "lines"
+    file.write_text("".join(f"{line}\n" for line in lines_too_long))
+
+    refusal("translate", ctranslate2_folder, file, "--nbest", "2", *model.language_flags)
+
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [number for number, _score, _text in rows] == ["1", "1", "2", "3", "3", "4"]
+    assert [text for number, _score, text in rows if number in ("2", "4")] == ["", ""]
+
+
+def test_a_line_that_is_too_long_is_refused_in_python(model, ctranslate2_folder, lines_too_long):
+    with refused("line 2"):
+        deepnet_fairseq.translate(ctranslate2_folder, lines_too_long, **model.options)
+
+
+def test_many_lines_that_are_too_long_are_counted_and_the_first_ones_named():
+    too_long = translation.TooLong()
+    for number in range(10, 1010):
+        too_long.add(number)
+
+    assert too_long.lines == 1000
+    assert too_long.numbers == list(range(10, 18))
+    assert "992 more" in str(too_long)
+
+
 # mistakes
 
 
@@ -287,19 +362,6 @@ def refused_translation(capsys, *words) -> str:
     line = refusal("translate", *words)
     assert capsys.readouterr().out == ""
     return line
-
-
-@pytest.mark.parametrize("to", [*EXPORTS, "checkpoint"])
-def test_a_line_that_is_too_long_is_named_before_any_translation(model, to, tmp_path, capsys):
-    """The message has the line's number, and the number of tokens that fit."""
-    too_long = " ".join([model.lines[9]] * 40)  # several tokens, 40 times
-    file = tmp_path / "lines"
-    file.write_text(f"{model.lines[0]}\n{too_long}\n")
-
-    line = refused_translation(capsys, model.exported(to), file, *model.language_flags)
-
-    assert "line 2: " in line
-    assert re.search(rf"\b{POSITIONS}\b", line)
 
 
 def test_a_line_that_is_not_utf_8_is_named_before_any_translation(model, ctranslate2_folder, tmp_path, capsys):

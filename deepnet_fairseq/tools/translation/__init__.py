@@ -27,7 +27,7 @@ from .description import NAME, Description, read_description
 from .engines import CTranslate2, Fairseq, HuggingFace, Hypothesis, Settings
 from .incoming import chunks
 from .loading import PROCESS, Models
-from .translator import CHUNK, Translator, Unseen
+from .translator import CHUNK, TooLong, Translator, Unseen
 
 
 def load(
@@ -86,7 +86,7 @@ def run(
     file: its path, None or "-" for standard input. A regular file is checked to its end before its first line is
     translated; a pipe is translated as its lines come. nbest: print so many translations of each line, with their
     scores; None for one without. Other arguments: as for `load`. UserError, with its number, for a line that is not
-    UTF-8 or too long.
+    UTF-8; and at the end, with all lines translated but these, for lines that are too long for the model.
     """
     _check_order(model, file)
     path = _regular_file(file)
@@ -97,14 +97,17 @@ def run(
         file=sys.stderr,
     )
 
+    too_long = TooLong()
     if path is not None:
-        _translate_file(translator, path, nbest)
+        _translate_file(translator, path, nbest, too_long)
     elif file is None or file == "-" or os.path.realpath(file) == os.path.realpath("/dev/stdin"):
         # a file that is another name of standard input, as /dev/fd/0, is not opened a second time
-        _translate_stream(translator, sys.stdin.buffer, "standard input", nbest)
+        _translate_stream(translator, sys.stdin.buffer, "standard input", nbest, too_long)
     else:  # a named pipe or a terminal
         with open(file, "rb", buffering=0) as pipe:
-            _translate_stream(translator, pipe, file, nbest)
+            _translate_stream(translator, pipe, file, nbest, too_long)
+    if too_long.lines:
+        raise UserError(too_long, f"{_too_long_for(translator)}; not translated, so split what is too long")
 
 
 def _check_order(model: str, file: str | None) -> None:
@@ -148,33 +151,46 @@ def _check_nbest(nbest: int | None, settings: Settings) -> None:
         raise UserError(f"--nbest {nbest}", f"must be from 1 to the number of beams, --beam {settings.beam}")
 
 
-def _translate_file(translator: Translator, path: Path, nbest: int | None) -> None:
-    """Check all lines of a file, warn of unseen characters, then translate it; nbest: as for `run`."""
+def _translate_file(translator: Translator, path: Path, nbest: int | None, too_long: TooLong) -> None:
+    """Check all lines of a file, warn of unseen characters and of lines that are too long, then translate it.
+
+    nbest: as for `run`; too_long: gets the lines that have no translation because they are too long.
+    """
     unseen = Unseen()
     lines = 0  # how many
     for line in read_lines(path):
         lines += 1
-        translator.cut(line, lines, unseen)  # raises an error for a line that is too long
+        translator.cut(line, lines, unseen, too_long)
     _say_unseen(unseen, lines)
+    _say_too_long(too_long, translator)
 
+    results = translator.translate(read_lines(path), nbest=nbest, too_long=TooLong())  # which counts them once more
     with tqdm(total=lines, unit=" lines", disable=None) as bar:  # None: no bar unless stderr is a terminal
-        for number, result in enumerate(translator.translate(read_lines(path), nbest=nbest), 1):
+        for number, result in enumerate(results, 1):
             _print(result, number)
             bar.update()
 
 
-def _translate_stream(translator: Translator, file: IO[bytes], name: str, nbest: int | None) -> None:
+def _translate_stream(
+    translator: Translator, file: IO[bytes], name: str, nbest: int | None, too_long: TooLong
+) -> None:  # fmt: skip
     """Translate lines as they come: those that have arrived together, without waiting for more.
 
-    name: of the file, for messages; nbest: as for `run`. Unseen characters are warned of when the first ones come, and
-    at the end if more lines have had some since.
+    name: of the file, for messages; nbest: as for `run`; too_long: gets the lines that have no translation because they
+    are too long. Unseen characters are warned of when the first ones come, and at the end if more lines have had some
+    since. Lines that are too long are warned of when the first ones come.
     """
     unseen = Unseen()
     done = 0  # how many lines are translated
     warned_of = 0  # how many lines with unseen characters the last warning counted
     with tqdm(unit=" lines", disable=None) as bar:
         for lines in chunks(file, name, CHUNK):
-            results = translator.translate_chunk(lines, number=done + 1, nbest=nbest, unseen=unseen)
+            were_too_long = too_long.lines
+            results = translator.translate_chunk(
+                lines, number=done + 1, nbest=nbest, unseen=unseen, too_long=too_long
+            )  # fmt: skip
+            if not were_too_long:  # at once, for a stream may have no end
+                _say_too_long(too_long, translator)
             for number, result in enumerate(results, done + 1):
                 _print(result, number)
             sys.stdout.flush()
@@ -211,6 +227,17 @@ def _say_unseen(unseen: Unseen, lines: int) -> None:
         )
 
 
+def _say_too_long(too_long: TooLong, translator: Translator) -> None:
+    """Warn on stderr of lines that are too long for the model, if there are any."""
+    if too_long.lines:
+        print(f"| WARNING: {too_long}: {_too_long_for(translator)}; the translation is empty", file=sys.stderr)
+
+
+def _too_long_for(translator: Translator) -> str:
+    """Return what is wrong with lines that are too long, for a message."""
+    return f"more tokens than the {translator.source_positions:,} that the model has positions for"
+
+
 MODELS = Models()  # that calls of `translate` have loaded
 
 
@@ -244,5 +271,5 @@ def translate(
     return translations
 
 
-__all__ = ["CHUNK", "NAME", "CTranslate2", "Description", "Fairseq", "HuggingFace", "Hypothesis", "Settings",
+__all__ = ["CHUNK", "NAME", "CTranslate2", "Description", "Fairseq", "HuggingFace", "Hypothesis", "Settings", "TooLong",
            "Translator", "Unseen", "load", "read_description", "translate"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Translate lines of text with an engine, and count the characters that its model has never seen."""
+"""Translate lines of text with an engine; count characters that its model has never seen, and lines too long for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .description import Description, derive_form
 from .engines import Hypothesis
 
 CHUNK = 1000  # lines that are translated together; the engine makes batches of those of about one length
-SHOWN = 8  # how many characters a message names
+SHOWN = 8  # how many characters, or lines, a message names
 
 
 class Unseen:
@@ -56,6 +56,30 @@ class Unseen:
         return f"{listed} and {more} more" if more else listed
 
 
+class TooLong:
+    """Count of lines that have more tokens than a model has positions, and so stay without a translation.
+
+    lines: the number of such lines; numbers: those of the first SHOWN of them, from 1.
+    """
+
+    def __init__(self):
+        self.lines = 0
+        self.numbers: list[int] = []
+
+    def add(self, number: int) -> None:
+        """Count the line of that number."""
+        self.lines += 1
+        if len(self.numbers) < SHOWN:
+            self.numbers.append(number)
+
+    def __str__(self) -> str:
+        """Return "line 7", or "lines 7, 9 and 2 more", for a message."""
+        listed = ", ".join(map(str, self.numbers))
+        more = self.lines - len(self.numbers)
+        noun = "line" if self.lines == 1 else "lines"
+        return f"{noun} {listed} and {more:,} more" if more else f"{noun} {listed}"
+
+
 class Translator:
     """Translates lines of text.
 
@@ -70,11 +94,15 @@ class Translator:
         self.known_characters = frozenset("".join(engine.symbols))
         self.warned_of: set[str] = set()  # unseen characters that translation.translate has warned of already
 
-    def cut(self, line: str, number: int, unseen: Unseen | None = None) -> list | None:
-        """Segment a line into the engine's tokens, pieces or numbers; return None for a blank line.
+    def cut(
+        self, line: str, number: int, unseen: Unseen | None = None, too_long: TooLong | None = None
+    ) -> list | None:
+        """Segment a line into the engine's tokens, pieces or numbers; return None for a line without a translation.
+
+        That is a blank line, and one that has more tokens than the model has positions.
 
         number: of the line, for messages; unseen: to which the line's unseen characters are added, None to add them to
-        nothing. UserError if the line has more tokens than the model has positions.
+        nothing; too_long: to which the line is added if it has too many tokens; None to raise a UserError for it.
         """
         line = self.form.apply(one_line(line))  # characters as the training text writes them
         if is_blank(line):
@@ -83,44 +111,49 @@ class Translator:
         tokens = self.engine.cut(line)
         length = len(tokens) + 1  # with the end
         if length > self.source_positions:
-            raise UserError(
-                f"line {number}",
-                f"is {length:,} tokens long, and the model has positions for {self.source_positions:,}; split the line",
-            )
+            if too_long is None:
+                raise UserError(
+                    f"line {number}",
+                    f"is {length:,} tokens long, and the model has positions for {self.source_positions:,}; split it",
+                )
+            too_long.add(number)
+            return None
 
         if unseen is not None:
             unseen.add(self.engine.unseen(line, tokens), self.known_characters)
         return tokens
 
     def translate(
-        self, lines: Iterable[str], chunk: int = CHUNK, nbest: int | None = None, unseen: Unseen | None = None
-    ) -> Iterator[Any]:
-        """Yield the translation of each line, in order; that of a blank line is empty.
+        self, lines: Iterable[str], chunk: int = CHUNK, nbest: int | None = None, unseen: Unseen | None = None,
+        too_long: TooLong | None = None,
+    ) -> Iterator[Any]:  # fmt: skip
+        """Yield the translation of each line, in order; it is empty for a line of which `cut` returns None.
 
         chunk: how many lines are read and translated together; nbest: None to yield texts; a number to yield for each
-        line a list of its `nbest` best Hypotheses, best first, for a blank line [Hypothesis("", 0.0)]; unseen: as for
-        `cut`.
+        line a list of its `nbest` best Hypotheses, best first, [Hypothesis("", 0.0)] for an empty translation; unseen,
+        too_long: as for `cut`.
         """
         remaining = iter(lines)
         number = 1  # of the next line
         while next_lines := list(islice(remaining, chunk)):
-            yield from self.translate_chunk(next_lines, number=number, nbest=nbest, unseen=unseen)
+            yield from self.translate_chunk(next_lines, number=number, nbest=nbest, unseen=unseen, too_long=too_long)
             number += len(next_lines)
 
     def translate_chunk(
-        self, lines: list[str], number: int = 1, nbest: int | None = None, unseen: Unseen | None = None
-    ) -> list[Any]:
+        self, lines: list[str], number: int = 1, nbest: int | None = None, unseen: Unseen | None = None,
+        too_long: TooLong | None = None,
+    ) -> list[Any]:  # fmt: skip
         """Translate lines together, and return what `translate` yields for them.
 
         number: of the first line, for messages; other arguments as for `translate`.
         """
-        sentences = [self.cut(line, line_number, unseen) for line_number, line in enumerate(lines, number)]
-        not_blank = [tokens for tokens in sentences if tokens is not None]
+        sentences = [self.cut(line, line_number, unseen, too_long) for line_number, line in enumerate(lines, number)]
+        given = [tokens for tokens in sentences if tokens is not None]
         results: list[Any] = []
-        if not_blank:
-            results = self.engine.translate(not_blank) if nbest is None else self.engine.nbest(not_blank, nbest)
+        if given:
+            results = self.engine.translate(given) if nbest is None else self.engine.nbest(given, nbest)
 
-        # put the blank lines back between the others
+        # put the lines without a translation back between the others
         translations: list[Any] = []
         next_result = iter(results)
         for tokens in sentences:
