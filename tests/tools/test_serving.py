@@ -494,6 +494,22 @@ def test_a_translator_counts_unseen_characters_and_their_lines(served, engine):
     assert unseen.characters == {"ж": 3, "語": 1}
 
 
+def test_an_unseen_piece_of_known_characters_is_counted_as_a_piece():
+    """With subword-nmt a piece may be missing from the vocabulary although its characters are in other pieces."""
+    unseen = translation.Unseen()
+
+    unseen.add(["ab@@", "жa", "▁"], known=frozenset("ab@"))
+    unseen.add(["ab@@"], known=frozenset("ab@"))
+
+    assert unseen.lines == 2
+    assert unseen.pieces == {"ab@@": 2}
+    assert unseen.characters == {"ж": 1}
+    in_characters, in_pieces = str(unseen).split("; ")
+    assert "U+0436" in in_characters  # ж
+    assert "'ab@@'" in in_pieces
+    assert "ab@@" not in in_characters
+
+
 def test_the_command_counts_lines_with_unseen_characters(served, tmp_path, capsys):
     """It does so on stderr, where it names the characters; each line is translated all the same."""
     file = tmp_path / "lines"

@@ -152,7 +152,7 @@ def _check_nbest(nbest: int | None, settings: Settings) -> None:
 
 
 def _translate_file(translator: Translator, path: Path, nbest: int | None, too_long: TooLong) -> None:
-    """Check all lines of a file, warn of unseen characters and of lines that are too long, then translate it.
+    """Check all lines of a file, warn of unseen pieces and of lines that are too long, then translate it.
 
     nbest: as for `run`; too_long: gets the lines that have no translation because they are too long.
     """
@@ -177,12 +177,12 @@ def _translate_stream(
     """Translate lines as they come: those that have arrived together, without waiting for more.
 
     name: of the file, for messages; nbest: as for `run`; too_long: gets the lines that have no translation because they
-    are too long. Unseen characters are warned of when the first ones come, and at the end if more lines have had some
+    are too long. Unseen pieces are warned of when the first ones come, and at the end if more lines have had some
     since. Lines that are too long are warned of when the first ones come.
     """
     unseen = Unseen()
     done = 0  # how many lines are translated
-    warned_of = 0  # how many lines with unseen characters the last warning counted
+    warned_of = 0  # how many lines with unseen pieces the last warning counted
     with tqdm(unit=" lines", disable=None) as bar:
         for lines in chunks(file, name, CHUNK):
             were_too_long = too_long.lines
@@ -217,12 +217,12 @@ def _print(result: str | list[Hypothesis], number: int) -> None:
 
 
 def _say_unseen(unseen: Unseen, lines: int) -> None:
-    """Warn on stderr of characters that the model has never seen, if there are any; lines: how many were read."""
+    """Warn on stderr of pieces that are not in the model's vocabulary, if there are any; lines: how many were read."""
     if unseen.lines:
         have = "has" if unseen.lines == 1 else "have"
         print(
-            f"| WARNING: {unseen.lines:,} of {counted(lines, 'line')} {have} characters that the model has never seen "
-            f"and reads as unknown: {unseen}",
+            f"| WARNING: {unseen.lines:,} of {counted(lines, 'line')} {have} pieces that are not in the model's "
+            f"vocabulary and are read as unknown (<unk>): {unseen}",
             file=sys.stderr,
         )
 
@@ -251,7 +251,7 @@ def translate(
     and subwords of `load`; nbest: return for each line a list of its `nbest` best translations, as pairs (text, score),
     in place of a text; settings: fields of engines.Settings (beam, lenpen, max_tokens, threads, int8).
     Several threads may call it at once, and processes that were forked from one that did. UserError for what cannot be
-    translated; a UserWarning names characters that the model has never seen.
+    translated; a UserWarning names characters and pieces that are not in the model's vocabulary.
     """
     if isinstance(lines, str):  # whose characters would be taken for lines
         raise UserError("lines", "give a list of lines, as [text]")
@@ -263,10 +263,10 @@ def translate(
 
     unseen = Unseen()
     translations = list(translator.translate(lines, nbest=nbest, unseen=unseen))
-    new = unseen.characters.keys() - translator.warned_of
+    new = (unseen.characters.keys() | unseen.pieces.keys()) - translator.warned_of
     if new:  # a character is warned of once, so that a server's log does not fill with warnings
         translator.warned_of |= new
-        message = f"{model}: the model has never seen some of these characters, and reads them as unknown: {unseen}"
+        message = f"{model}: some pieces are not in the model's vocabulary and are read as unknown (<unk>): {unseen}"
         warnings.warn(message, stacklevel=3)  # names the line that calls deepnet_fairseq.translate
     return translations
 

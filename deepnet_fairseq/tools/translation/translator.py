@@ -1,9 +1,9 @@
-"""Translate lines of text with an engine; count characters that its model has never seen, and lines too long for it."""
+"""Translate lines of text with an engine; count lines that its model does not know all of, or that are too long."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -17,18 +17,20 @@ SHOWN = 8  # how many characters, or lines, a message names
 
 
 class Unseen:
-    """Count of lines with characters that a model has never seen, which it reads as <unk>.
+    """Count of lines with pieces that are not in a model's vocabulary, which it reads as <unk>.
 
-    lines: the number of such lines; characters: unseen character -> how often it is in them. If the model knows each
-    character of a piece but not the piece, as may be with subword-nmt, the key is the whole piece.
+    lines: the number of such lines; characters: character that is in no piece of the vocabulary -> how often it is in
+    these lines; pieces: piece of which the model knows each character, but not the piece, as may be with subword-nmt
+    and with text that comes segmented -> how often.
     """
 
     def __init__(self):
         self.lines = 0
         self.characters: Counter[str] = Counter()
+        self.pieces: Counter[str] = Counter()
 
     def add(self, pieces: list[str], known: frozenset[str]) -> None:
-        """Count a line, if it has pieces that are not in the model's vocabulary, and the unseen characters in these.
+        """Count a line, if it has pieces that are not in the model's vocabulary, and what of these is unseen.
 
         pieces: those of the line that are not in the vocabulary, [] if there is none; known: the characters of all
         pieces in the vocabulary.
@@ -40,20 +42,34 @@ class Unseen:
             if not text:  # SentencePiece makes the blank before an unseen character a piece of its own
                 continue
             unknown = [char for char in text if char not in known]
-            self.characters.update(unknown or [text])
+            self.characters.update(unknown)
+            if not unknown:
+                self.pieces[piece] += 1
 
     def __str__(self) -> str:
-        """Return the SHOWN most frequent characters and how many more there are, for a message."""
-        shown = []
-        for text, _ in self.characters.most_common(SHOWN):
-            if len(text) == 1 and text.isprintable():
-                shown.append(f"{text} (U+{ord(text):04X})")
-            else:
-                shown.append(ascii(text))
+        """Return the SHOWN most frequent characters, and pieces, and how many more there are, for a message."""
+        parts = []
+        if self.characters:
+            parts.append(_most_common("character", self.characters, _with_code_point))
+        if self.pieces:
+            parts.append(_most_common("piece", self.pieces, repr))
+        return "; ".join(parts)
 
-        listed = ", ".join(shown)
-        more = len(self.characters) - len(shown)
-        return f"{listed} and {more} more" if more else listed
+
+def _most_common(noun: str, counts: Counter[str], shown: Callable[[str], str]) -> str:
+    """Return "characters é (U+00E9), ж (U+0436) and 2 more" for a message: the SHOWN most frequent ones.
+
+    noun: what they are, in the singular; shown: returns one of them as the message has it.
+    """
+    listed = ", ".join(shown(text) for text, _ in counts.most_common(SHOWN))
+    nouns = noun if len(counts) == 1 else f"{noun}s"
+    more = len(counts) - SHOWN
+    return f"{nouns} {listed} and {more:,} more" if more > 0 else f"{nouns} {listed}"
+
+
+def _with_code_point(char: str) -> str:
+    """Return a character with its number in Unicode, "ж (U+0436)"; as Python escapes it if it shows nothing."""
+    return f"{char} (U+{ord(char):04X})" if char.isprintable() else ascii(char)
 
 
 class TooLong:
@@ -92,7 +108,8 @@ class Translator:
         self.source_positions, _ = described.positions
         self.form = described.form or derive_form(described, engine.symbols)
         self.known_characters = frozenset("".join(engine.symbols))
-        self.warned_of: set[str] = set()  # unseen characters that translation.translate has warned of already
+        # unseen characters and pieces that translation.translate has warned of already
+        self.warned_of: set[str] = set()
 
     def cut(
         self, line: str, number: int, unseen: Unseen | None = None, too_long: TooLong | None = None
@@ -101,7 +118,7 @@ class Translator:
 
         That is a blank line, and one that has more tokens than the model has positions.
 
-        number: of the line, for messages; unseen: to which the line's unseen characters are added, None to add them to
+        number: of the line, for messages; unseen: to which the line's unseen pieces are added, None to add them to
         nothing; too_long: to which the line is added if it has too many tokens; None to raise a UserError for it.
         """
         line = self.form.apply(one_line(line))  # characters as the training text writes them
