@@ -481,6 +481,20 @@ def test_the_printed_table_leaves_out_columns_that_are_empty(tmp_path, capsys):
     assert "T-n" in references
 
 
+def test_of_two_bleus_the_table_says_what_each_is(tmp_path, capsys):
+    """Each column has a line below the table, which names its kind, besides the lines of their signatures."""
+    path = write_generated(tmp_path / "o.txt", FOUR_WORDS, FOUR_WORDS, direction="de-en")
+
+    main(["score", str(path), "--paper", "tokenised"])
+
+    header, _dashes, _row, _blank, *lines = capsys.readouterr().out.splitlines()
+    assert re.split("  +", header)[1:4] == ["kind", "BLEU", "sacreBLEU"]
+    (of_bleu,) = [line for line in lines if line.startswith("column BLEU")]
+    (of_sacrebleu,) = [line for line in lines if line.startswith("column sacreBLEU")]
+    assert "tokenised" in of_bleu
+    assert "sacrebleu" in of_sacrebleu
+
+
 def test_scores_do_not_overwrite_the_output_that_is_scored(tmp_path):
     path = write_generated(tmp_path / "o.txt", FOUR_WORDS, FOUR_WORDS)
     output = path.read_bytes()

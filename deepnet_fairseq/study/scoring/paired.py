@@ -17,7 +17,7 @@ from sacrebleu.significance import Result, estimate_ci
 from ...errors import UserError
 from ...text_table import render
 from .generated import AlignedText, Output, align_with_references, find_outputs, read_corpus
-from .resampling import sample_scores, sentence_statistics
+from .resampling import RESAMPLES, sample_scores, sentence_statistics
 from .scores import ChrF, bleu_metric_of
 
 TestSet = tuple[str, str] | None  # subset and direction; None for the only test set of bilingual runs
@@ -167,7 +167,7 @@ def significance_table(comparisons: Mapping[TestSet, Comparison]) -> str:
 
     rows = [header]
     notes = []
-    signatures = []
+    signatures = [f"BLEU and chrF2: of all sentences; mean ± 95% CI: of {RESAMPLES:,} bootstrap samples of them"]
     for key, comparison in comparisons.items():
         for rank, system in enumerate(comparison.systems):
             bleu = comparison.results["BLEU"][rank]

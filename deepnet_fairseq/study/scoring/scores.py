@@ -34,10 +34,12 @@ from .generated import (
 from .resampling import score_of_text, score_with_samples
 from .words import Words, base_language, bleu_metric, bleu_of_language, tokeniser, written_without_blanks
 
-# Kinds of BLEU that papers report: of the tokens that fairseq printed, without further splitting; sacreBLEU's, of text,
-# with its tokenizer for the language; of the pieces of Flores-101's SentencePiece model; by M2M-100's protocol
-# (words.py).
-KINDS = ("tokenised", "sacrebleu", "spbleu", "m2m")
+KINDS = {  # kind of BLEU that papers report -> what it compares, as the lines below the table say it
+    "tokenised": "of the tokens that fairseq printed (D-n and T-n), without further splitting",
+    "sacrebleu": "of text, split by sacreBLEU's tokenizer for the target language or that of --tokenize",
+    "spbleu": "of text, in the pieces of Flores-101's SentencePiece model",
+    "m2m": "of text, split by M2M-100's protocol",  # words.py
+}
 SPBLEU = "flores101"  # sacreBLEU's name of the tokenizer of spBLEU
 GROUPS = ("to_english", "from_english", "between_others")  # of directions
 MEANS = {  # entry of score.json -> its name in the table
@@ -361,11 +363,16 @@ def _cells(scores: dict) -> list[str]:
 
 
 def _lines_below(scores: dict) -> list[str]:
-    """Return the lines below the table on one direction: notes, TER, signatures, where its references come from.
+    """Return the lines below the table on one direction.
 
+    They are notes, what each BLEU is where the table has two, TER, signatures, and where its references come from.
     scores: of score_output.
     """
     lines = [f"note: {note}" for note in scores["notes"]]
+    kind = scores["kind"]
+    if kind != "sacrebleu":
+        lines.append(f"column BLEU: {kind}, {KINDS[kind]}; chosen by --paper, and \"bleu\" in the JSON")
+        lines.append(f"column sacreBLEU and the interval beside it: sacrebleu, {KINDS['sacrebleu']}")
     if scores["ter"]:
         lines.append(f"TER: {scores['ter']['score']:.2f}")
     for name in (*KINDS, "chrf"):
