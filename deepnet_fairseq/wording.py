@@ -1,6 +1,11 @@
-"""Words of messages that count things."""
+"""Words of messages: numbers of things, and the flags that misspelt ones resemble."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+SIMILAR = 0.7  # lowest ratio of difflib at which a known flag is suggested; 1 for the same text
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -8,3 +13,16 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {plural or noun + 's'}"
+
+
+def did_you_mean(words: Iterable[str], known_flags: Iterable[str]) -> str:
+    """Return "did you mean --beam? ", with a blank at the end, if one of the words is "--bean"; "" if none is similar.
+
+    words: those that a parser does not know, flags and their values; known_flags: the parser's, as "--beam".
+    """
+    nearest = []
+    for word in words:
+        if word.startswith("-"):
+            flag = word.partition("=")[0]  # of --bean=5
+            nearest += difflib.get_close_matches(flag, known_flags, n=1, cutoff=SIMILAR)
+    return f"did you mean {' and '.join(nearest)}? " if nearest else ""

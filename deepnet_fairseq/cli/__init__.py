@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from .. import __version__
 from ..errors import UserError
 from ..user_dir import import_user_dir
+from ..wording import did_you_mean
 
 FILES = ("start", "reproduce", "inspection", "methods", "models", "plan", "corpora", "results")
 GROUPS = {  # title -> commands, as --help lists them
@@ -98,8 +99,8 @@ class Shown(NamedTuple):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands, whose flags are registered by add(command) of each of FILES.
 
-    In what it parses, args.run is the subcommand's function, args.shows whether this returns a Shown, and
-    args.passes_flags_on whether it accepts unknown flags.
+    In what it parses, args.run is the subcommand's function, args.shows whether this returns a Shown,
+    args.passes_flags_on whether it accepts unknown flags, and args.known_flags has its own, as "--json".
     """
     top = Parser(prog="deepnet", usage="deepnet COMMAND ...", formatter_class=Help)
     top.add_argument("--version", action="version", version=f"deepnet_fairseq {__version__}")
@@ -127,7 +128,8 @@ def parser() -> argparse.ArgumentParser:
         sub = among.add_parser(name, **settings)
 
         returns_shown = "Shown" in str(function.__annotations__.get("return"))
-        sub.set_defaults(run=function, passes_flags_on=bool(usage), shows=returns_shown)
+        known_flags = sub._option_string_actions.keys()  # a view, which also has the flags that are added later
+        sub.set_defaults(run=function, passes_flags_on=bool(usage), shows=returns_shown, known_flags=known_flags)
         if returns_shown:
             sub.add_argument("--json", action="store_true", help="print JSON for programs")
         if name in OWN_METHODS:
@@ -182,7 +184,8 @@ def main(argv: list[str] | None = None) -> None:
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # its progress is not that of the command
     try:
         if rest and not args.passes_flags_on:
-            raise UserError("unknown", f"{' '.join(rest)}; `deepnet COMMAND --help` lists the flags")
+            nearest = did_you_mean(rest, args.known_flags)
+            raise UserError("unknown", f"{' '.join(rest)}; {nearest}`deepnet COMMAND --help` lists the flags")
         if getattr(args, "user_dir", None):
             import_user_dir(args.user_dir)
 

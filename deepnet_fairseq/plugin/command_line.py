@@ -24,6 +24,7 @@ from ..data.lines import read_lines, split_lines
 from ..errors import UserError, user_error_line
 from ..files import split_paths
 from ..user_dir import import_error
+from ..wording import did_you_mean
 from . import datasets, flags, stuck
 from .admin_profile import profile_of_source
 from .checkpoints import reading
@@ -247,5 +248,7 @@ def _exit_with_error(parser: argparse.ArgumentParser, message: str) -> None:
     if wrong_arch:
         message = archs.unknown_arch_message(f"--arch {wrong_arch.group(1)}")
     elif unknown_flags:
-        message = f"unknown: {unknown_flags.group(1)}; --help lists the flags"
+        words = unknown_flags.group(1)
+        nearest = did_you_mean(words.split(), parser._option_string_actions)
+        message = f"unknown: {words}; {nearest}--help lists the flags"
     parser.exit(2, f"{program}: error: {message}\n")

@@ -13,7 +13,7 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 from ..support import sentiment
-from ..support.errors import assert_one_line, assert_refused, refused
+from ..support.errors import assert_one_line, assert_refused, refusal, refused
 from ..support.helpers import ROOT, USER_DIR, run
 from ..support.prepared_again import save_start
 
@@ -134,6 +134,22 @@ def test_the_flag_among_others_that_makes_the_mistake_is_named(flags, data, caps
     assert IN_PART[flags] in line
 
 
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("--warm-up-updates", "--warmup-updates"),  # of the schedule
+        ("--encoder-leyers", "--encoder-layers"),  # of the model
+        ("--batchsize", "--batch-size"),
+        ("--max_token", "--max-tokens"),
+    ],
+)
+def test_a_misspelt_flag_of_training_is_named_with_the_one_that_it_resembles(misspelt, meant, data, capsys):
+    line = refusal_of(capsys, options.get_training_parser(), data, *TRAIN_FLAGS, *ARCH, misspelt, "3")
+
+    assert f"{misspelt} 3" in line
+    assert f"{meant}?" in line
+
+
 @pytest.mark.parametrize("named", OF_GENERATION, ids=["--replace-unk", "codes that are no text"])
 def test_a_mistaken_flag_or_file_of_generation_is_named(named, data, capsys):
     line = refusal_of(capsys, options.get_generation_parser(), data, *OF_GENERATION[named])
@@ -241,6 +257,23 @@ def test_a_checkpoint_of_another_model_is_refused_with_its_depth(data, tmp_path)
 
     assert_one_line(done, str(path), "9 encoder layers")
     assert not list((tmp_path / "save").glob("*.pt"))
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("translate", "model", "text", "--bean", "2"), "--beam"),
+        (("prepare", "text", "de", "en", "train", "valid", "test", "bin", "--vocabulary=3"), "--vocab"),
+        (("path", "--jsn"), "--json"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else value,
+)
+def test_a_misspelt_flag_of_a_command_is_named_with_the_one_that_it_resembles(words, meant):
+    line = refusal(*words)
+
+    (misspelt,) = [word for word in words if word.startswith("--")]
+    assert misspelt in line
+    assert f"{meant}?" in line
 
 
 def test_an_unknown_method_is_named():
