@@ -22,7 +22,7 @@ from deepnet_fairseq.tools.translation.description import read_description
 from ..conftest import TRAIN_FLAGS
 from ..support.corpora import make_data
 from ..support.errors import assert_refused, refusal, refused
-from ..support.exports import export, reported_difference
+from ..support.exports import export, python_example, reported_difference
 from ..support.helpers import PAD, USER_DIR, run, sentences, teach
 from ..support.prepared import files_in
 from ..support.prepared_again import save_start
@@ -200,6 +200,23 @@ def test_an_export_in_eight_bits_is_smaller_and_less_exact(checkpoint, ctranslat
     assert 10 * ROUNDING < reported_difference(output) < 50  # nats, at the least probable of all symbols
     # only the matrices of layers and embeddings shrink; the tables of positions stay in float32
     assert (out / "model.bin").stat().st_size < (ctranslate2_folder / "model.bin").stat().st_size
+
+
+def test_the_example_in_an_exports_readme_computes_with_one_thread(ctranslate2_folder, monkeypatch):
+    """Several threads wait for each other where another program has a core."""
+    options_of_calls = []
+    make = ctranslate2.Translator
+
+    def noted(*args, **options):
+        options_of_calls.append(options)
+        return make(*args, **options)
+
+    monkeypatch.setattr(ctranslate2, "Translator", noted)
+    monkeypatch.chdir(ctranslate2_folder)
+
+    exec(python_example(ctranslate2_folder), {})
+
+    assert [options["intra_threads"] for options in options_of_calls] == [1]
 
 
 # transformers
