@@ -34,7 +34,7 @@ def warn_on_cpu(trainer) -> None:
     flag = "--fp16" if trainer.cfg.common.fp16 else "--amp"
     if _is_half_on_cpu(trainer) and flag not in trainer._warn_once and agreement.is_first():
         trainer._warn_once.add(flag)  # a resume builds the optimiser again
-        logger.warning(f"{flag} on a CPU: what a GPU would compute, seldom as fast as fp32")
+        logger.warning(f"{flag} on a CPU: what a GPU would compute, seldom as fast as fp32; leave {flag} out for fp32")
 
 
 @contextlib.contextmanager
