@@ -16,6 +16,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.plugin.building import from_checkpoint
+from deepnet_fairseq.threads import VARIABLES
 from deepnet_fairseq.tools.translation import translate
 from deepnet_fairseq.tools.translation.description import read_description
 
@@ -202,21 +203,37 @@ def test_an_export_in_eight_bits_is_smaller_and_less_exact(checkpoint, ctranslat
     assert (out / "model.bin").stat().st_size < (ctranslate2_folder / "model.bin").stat().st_size
 
 
-def test_the_example_in_an_exports_readme_computes_with_one_thread(ctranslate2_folder, monkeypatch):
-    """Several threads wait for each other where another program has a core."""
-    options_of_calls = []
-    make = ctranslate2.Translator
+@pytest.fixture
+def threads_of_models(monkeypatch) -> list[int | None]:
+    """Provide a list that gets, for each model that CTranslate2 loads, its number of threads; None for its default."""
+    threads = []
+    load = ctranslate2.Translator
 
     def noted(*args, **options):
-        options_of_calls.append(options)
-        return make(*args, **options)
+        threads.append(options.get("intra_threads"))
+        return load(*args, **options)
 
     monkeypatch.setattr(ctranslate2, "Translator", noted)
+    return threads
+
+
+def test_the_example_in_an_exports_readme_computes_with_one_thread(ctranslate2_folder, threads_of_models, monkeypatch):
+    """Several threads wait for each other where another program has a core."""
     monkeypatch.chdir(ctranslate2_folder)
 
     exec(python_example(ctranslate2_folder), {})
 
-    assert [options["intra_threads"] for options in options_of_calls] == [1]
+    assert threads_of_models == [1]
+
+
+def test_a_narrow_export_is_compared_with_one_thread(checkpoint, threads_of_models, monkeypatch, tmp_path):
+    """Its scores of tokens, then its translations; where the environment does not say how many threads."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    export(checkpoint, "--to", "ctranslate2", "--out", tmp_path / "out")
+
+    assert threads_of_models == [1, 1]
 
 
 # transformers

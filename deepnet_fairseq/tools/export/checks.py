@@ -34,7 +34,7 @@ def check_text(served: Served, folder: Path, engine_class: Any) -> None:
     tokenizer segments text differently. Fewer differences are only printed.
     """
     assert served.text is not None
-    settings = Settings(beam=1)
+    settings = Settings(beam=1, threads=served.choose_threads())
     direction = served.direction  # (source language, target language)
 
     # both engines read the limit of a translation's length from the description; the end of sentence takes a position

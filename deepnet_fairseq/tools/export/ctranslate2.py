@@ -90,7 +90,7 @@ def _largest_difference(served: Served, folder: Path) -> float:
 
     our_model = stock_model(served.folded.config, served.folded.state)
     class_name, scorer = SCORERS[served.folded.stock.name]
-    their_model = getattr(ctranslate2, class_name)(str(folder))
+    their_model = getattr(ctranslate2, class_name)(str(folder), intra_threads=served.choose_threads())
     end = torch.tensor([EOS])
     limits = np.atleast_1d(our_model.max_positions())  # of encoder and decoder, or one number of a language model
     length = min(TOKENS, *limits) - 1  # without the end, which has a position too

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
@@ -16,6 +17,7 @@ from ...core.models import SPECIALS
 from ...data import lm_text
 from ...data.digests import folders_of
 from ...errors import UserError
+from ...threads import torch_threads, width_of
 from ..translation.text import Text, check_own, open_task, read_text
 from .transformer import Folded
 
@@ -41,6 +43,13 @@ class Served:
         described = self.text.described
         source, target = described.pairs[0] if described.pairs else described.languages
         return source, target
+
+    def choose_threads(self) -> int:
+        """Return the number of threads to compare the model and its export with, and set torch's to it.
+
+        It follows from the model's width, unless the environment or the program has set it (TorchThreads.use).
+        """
+        return torch_threads.use(width_of(SimpleNamespace(**self.folded.config)))
 
     def write_text(self, folder: Path) -> None:
         """Write what segments text into an exported folder.
