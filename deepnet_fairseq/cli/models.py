@@ -142,8 +142,8 @@ def translate(args) -> None:
 
     A line of text in, a line of text out, in order; a blank line stays blank. A line with more pieces than the model
     has positions gives an empty one; it is named on stderr, and the status is then 1. Lines of a pipe are answered as
-    they come. A checkpoint goes through CTranslate2 where its method folds and CTranslate2 is installed, else through the
-    package's own decoder.
+    they come. A checkpoint goes through CTranslate2 where its method folds and CTranslate2 is installed, else through
+    the package's own decoder.
 
     example:
       echo "Ein Beispiel." | deepnet translate checkpoints/averaged.pt

@@ -424,9 +424,7 @@ def test_a_missing_model_is_named(file_of_a_line, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "checkpoint"])
-def test_a_text_in_the_place_of_the_model_is_named_with_the_right_order(
-    model, to, file_of_a_line, monkeypatch, capsys
-):
+def test_a_text_in_the_place_of_the_model_is_named_with_the_right_order(model, to, file_of_a_line, monkeypatch, capsys):
     """Nothing is loaded before."""
     monkeypatch.setattr(translation, "load", None)  # a call of it would fail
     path = model.exported(to)

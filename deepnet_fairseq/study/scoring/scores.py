@@ -371,7 +371,7 @@ def _lines_below(scores: dict) -> list[str]:
     lines = [f"note: {note}" for note in scores["notes"]]
     kind = scores["kind"]
     if kind != "sacrebleu":
-        lines.append(f"column BLEU: {kind}, {KINDS[kind]}; chosen by --paper, and \"bleu\" in the JSON")
+        lines.append(f'column BLEU: {kind}, {KINDS[kind]}; chosen by --paper, and "bleu" in the JSON')
         lines.append(f"column sacreBLEU and the interval beside it: sacrebleu, {KINDS['sacrebleu']}")
     if scores["ter"]:
         lines.append(f"TER: {scores['ter']['score']:.2f}")

@@ -171,9 +171,7 @@ def _translate_file(translator: Translator, path: Path, nbest: int | None, too_l
             bar.update()
 
 
-def _translate_stream(
-    translator: Translator, file: IO[bytes], name: str, nbest: int | None, too_long: TooLong
-) -> None:  # fmt: skip
+def _translate_stream(translator: Translator, file: IO[bytes], name: str, nbest: int | None, too_long: TooLong) -> None:
     """Translate lines as they come: those that have arrived together, without waiting for more.
 
     name: of the file, for messages; nbest: as for `run`; too_long: gets the lines that have no translation because they
@@ -186,9 +184,7 @@ def _translate_stream(
     with tqdm(unit=" lines", disable=None) as bar:
         for lines in chunks(file, name, CHUNK):
             were_too_long = too_long.lines
-            results = translator.translate_chunk(
-                lines, number=done + 1, nbest=nbest, unseen=unseen, too_long=too_long
-            )  # fmt: skip
+            results = translator.translate_chunk(lines, number=done + 1, nbest=nbest, unseen=unseen, too_long=too_long)
             if not were_too_long:  # at once, for a stream may have no end
                 _say_too_long(too_long, translator)
             for number, result in enumerate(results, done + 1):

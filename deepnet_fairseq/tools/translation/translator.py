@@ -111,9 +111,7 @@ class Translator:
         # unseen characters and pieces that translation.translate has warned of already
         self.warned_of: set[str] = set()
 
-    def cut(
-        self, line: str, number: int, unseen: Unseen | None = None, too_long: TooLong | None = None
-    ) -> list | None:
+    def cut(self, line: str, number: int, unseen: Unseen | None = None, too_long: TooLong | None = None) -> list | None:
         """Segment a line into the engine's tokens, pieces or numbers; return None for a line without a translation.
 
         That is a blank line, and one that has more tokens than the model has positions.
