@@ -710,16 +710,17 @@ def test_a_folder_is_no_file_to_translate(served, tmp_path):
     assert_refused(f"error: {tmp_path}: ", "translate", served.ctranslate2, tmp_path)
 
 
-def test_a_line_of_a_pipe_that_is_too_long_is_named(served):
-    """The line before it is translated; its number is that in the text, not that in its chunk, of which it is first."""
+def test_a_line_of_a_pipe_that_is_too_long_is_named_and_answered_by_an_empty_one(served):
+    """Its number is that in the text, not that in its chunk, of which it is first. The lines around it are translated."""
     too_long = "été " * 100  # of a word that is at least a token: the model has 60 positions
     process = start_translate(served, stderr=subprocess.PIPE)
     process.stdin.write("été\n".encode())
     process.stdin.flush()
-    assert process.stdout.readline()
+    first = process.stdout.readline()
 
-    output, errors = process.communicate(f"{too_long}\n".encode(), timeout=60)
+    output, errors = process.communicate(f"{too_long}\nforêt\n".encode(), timeout=60)
 
     assert process.returncode == 1
-    assert output == b""
+    expected = deepnet_fairseq.translate(served.ctranslate2, ["été", "forêt"])
+    assert [first.decode(), output.decode()] == [f"{expected[0]}\n", f"\n{expected[1]}\n"]
     assert "line 2: " in errors.decode()
