@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import modules
 
-RESOLUTION = 2**16  # p is rounded to a multiple of 1 / RESOLUTION; kept values are scaled by that rounded probability
+RESOLUTION = 2**16  # p is rounded to a multiple of 1 / RESOLUTION; kept values are divided by 1 - the rounded p
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -22,7 +22,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 def mask(x: Tensor, p: float) -> Tensor:
     """Draw a tensor shaped like x: 0 with probability p, else 1 / (1 - p); p is rounded, see RESOLUTION."""
-    dropped = round(p * RESOLUTION)
+    dropped = min(round(p * RESOLUTION), RESOLUTION - 1)  # a p that rounds to 1 would make the scale infinite
     scale = RESOLUTION / (RESOLUTION - dropped)
 
     # a word is 64 random bits and holds four numbers of 16

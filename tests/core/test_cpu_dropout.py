@@ -56,3 +56,11 @@ def test_neighbours_are_dropped_independently(p, dtype, mask):
 
     deviation = numbers.numel() ** -0.5  # of the correlation of a million independent pairs
     assert abs(correlation) < STANDARD_DEVIATIONS * deviation
+
+
+def test_probability_that_rounds_to_1_leaves_a_finite_scale():
+    torch.manual_seed(0)
+    numbers = cpu_dropout.mask(torch.empty(1000), p=1 - 1e-6)
+
+    assert numbers.isfinite().all()
+    assert numbers.count_nonzero() <= 5  # 0.015 are expected
