@@ -467,6 +467,8 @@ def test_pre_ln_leaves_the_last_matrix_of_a_branch_as_it_is_by_default():
     [
         ("complete_p", {"base_depth": 0}, "--complete-p-base-depth 0"),
         ("complete_p", {"exponent": 0.4}, "--complete-p-exponent 0.4"),
+        ("ds_init", {"exponent": -0.5}, "--ds-init-exponent -0.5"),
+        ("ds_init", {"exponent": math.nan}, "--ds-init-exponent nan"),
         ("gpas", {"clip": -1.0}, "--gpas-clip -1.0"),
         ("gpas", {"clip": math.nan}, "--gpas-clip nan"),
         ("mix_ln", {"share": 1.0}, "--mix-ln-share 1.0"),
