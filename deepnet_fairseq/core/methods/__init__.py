@@ -1,4 +1,4 @@
-"""Methods, one file each: every module in this folder registers itself when the package is imported."""
+"""Methods, one file each; importing the package imports all files, and each registers its method (base.py has none)."""
 
 import importlib
 import pkgutil

@@ -17,7 +17,7 @@ from .base import Method, Option, register
 
 @register("admin")
 class Admin(Method):
-    """Post-LN with a trained omega (C,) on each shortcut, from a profile; a training without one raises a UserError."""
+    """Post-LN with a vector omega (C,) on each shortcut, from a profile; training without a profile is a UserError."""
 
     title = "Admin"
     equation = "LN(omega o x + f(x)), omega from a profile"

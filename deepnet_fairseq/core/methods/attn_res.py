@@ -2,9 +2,10 @@
 
     h_k = sum_i softmax_i(w_k . RMSNorm(v_i)) v_i,   v_0 the embedding, v_i = dropout(f_i(LN(h_i)))
 
-"Attention Residuals" (arXiv:2603.15031), for decoder language models, in its full form: the softmax is over all
-branches of the stack, for each token by itself. w_k (C,) is 0 at first, so that h_k begins as a plain mean. The paper's
-block form, which keeps sums of eight groups of layers, is left out. Ours: encoders too, each stack by itself.
+"Attention Residuals" (arXiv:2603.15031), for decoder language models, in its full form: the softmax is over the
+embedding and all earlier branches of the stack, for each token by itself. w_k (C,) is 0 at first, so that h_k begins as
+a plain mean. The paper's block form, which keeps sums of eight groups of layers, is left out. Ours: encoders too, each
+stack by itself.
 The work grows with the square of the depth.
 """
 
@@ -23,8 +24,8 @@ KEYS = "attn_res_keys"  # the RMSNorm(v_i)
 class MeanOfOutputs(FullPrecision):
     """Residual merge of branch k that returns h_{k+1}, the weighted mean of v_0 to v_k, which the next branch reads.
 
-    It is called with the branch's shortcut x, which it reads in the first branch alone, and its output f = v_k, (B, T,
-    C) each; dim: C. As in attention, w_{k+1} is the query and the RMSNorm(v_i) are the keys.
+    The merge is called with the branch's shortcut x, which it reads in the first branch alone, and the branch's output
+    f = v_k, (B, T, C) each; dim: C. As in attention, w_{k+1} is the query and the RMSNorm(v_i) are the keys.
     """
 
     def __init__(self, dim: int):

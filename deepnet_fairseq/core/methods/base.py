@@ -43,10 +43,11 @@ NORM_PLACES = ("post", "pre", "none")  # values of Method.norm
 
 @dataclass(frozen=True)
 class Option:
-    """Setting of one method; its flag is --METHOD-KEY, KEY being its key in Method.options.
+    """Setting of one method or modifier, whose flag is --METHOD-KEY or --MODIFIER-KEY; KEY is its key in `options`.
 
-    default: the value without the flag; all values have its type, and are texts where it is None; help: text of the
-    flag's help; choices: the texts that are permitted, () for any value of the type.
+    default: the value without the flag; other values have its type, or are texts where it is None, and a whole number
+    will do for a float; help: text of the flag's help; choices: the texts that are permitted, () for any value of the
+    type.
     """
 
     default: Value
@@ -90,8 +91,8 @@ class Option:
     def parse(self, text: str) -> bool | int | float | str:
         """Convert a text to a value of the option's type; whether it is one of the choices is for `check` to tell.
 
-        Raises a ValueError for a text that is no such value. Its message says what would be, "is a number", and the
-        caller puts the option's name in front.
+        Raises a ValueError for a text that is no such value. The error's message says what the option is, as "is a
+        number", and the caller puts the option's name in front.
         """
         if isinstance(self.default, bool):
             if text.lower() not in ("true", "false"):
@@ -154,6 +155,7 @@ class Method:
         """
         values: dict[str, Any] = {}
         for key, option in cls.options.items():
+            # a config that an older release saved has no field of an option that is newer
             value = getattr(cfg, f"{cls.name}_{key}", option.default)
             values[key] = str(value) if option.choices else value  # hydra hands over members of an enumeration
         return cls(*depths(cfg), **values)
@@ -309,9 +311,10 @@ class Method:
     def constants(self, stack: str) -> dict[str, float] | None:
         """Return by name the numbers that the forward pass computes with and that no parameter or buffer holds.
 
-        They are saved with the model and compared on loading. None, the default, means that constants.find_constants
-        looks for them among the attributes of the modules in the slots. A method overrides this where that would find
-        too few, because no module has the number as an attribute, or too many; {} means that there are none.
+        These numbers are saved with the model and compared on loading. None, the default, means that
+        constants.find_constants looks for them among the attributes of the modules in the slots. A method must override
+        this where that would find too few, because no module has the number as an attribute, or too many; {} means that
+        there are none.
         """
         return None
 
@@ -327,8 +330,8 @@ class Method:
 def call_listeners(registry: dict[str, Any], name: str) -> None:
     """Call REGISTRATION_LISTENERS after an entry was added to a registry; if one of them raises, remove the entry.
 
-    A listener makes flags and config fields of the new entry's options, and raises where that fails. registry: METHODS
-    or modifiers.MODIFIERS; name: of the new entry.
+    A listener makes flags and config fields of the new entry's options, and raises a TypeError or ValueError (a
+    UserError is one) where that fails. registry: METHODS or modifiers.MODIFIERS; name: of the new entry.
     """
     try:
         for listener in REGISTRATION_LISTENERS:
@@ -344,8 +347,9 @@ def option_of(cls: type, key: str) -> str:
 
 
 def check_new(registry: Mapping[str, type], name: str, cls: Any) -> None:
-    """Raise a UserError if another class has the name, or if a default is none of the values that an option takes.
+    """Raise a UserError if another class has the name, or if an option has a wrong default or key.
 
+    A default is wrong if it is none of the values that the option takes, a key if NAME_KEY is no name of Python's.
     registry: METHODS or modifiers.MODIFIERS; cls: the method or modifier that is about to be added under `name`.
     """
     first = registry.get(name, cls)
@@ -379,8 +383,8 @@ def _check_attributes(cls: type[Method]) -> None:
 def register(name: str) -> Callable[[type[Method]], type[Method]]:
     """Class decorator that offers a Method as `--method NAME`, and its options as flags and fields of configs.
 
-    Raises a UserError if another class has the name, if an option has the name of an attribute of the class or a
-    default that it does not take, or if its flag or field is another's already.
+    Raises a UserError if another class has the name; if an option has a default that it does not take, a key that is an
+    attribute of the class or can be no part of a field's name; or if its flag or field is another's already.
     """
 
     def add(cls: type[Method]) -> type[Method]:
@@ -397,7 +401,10 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
 
 
 def get_method(name: str) -> type[Method]:
-    """Return the class registered under `name`; raise a UserError, with the nearest name, if there is none."""
+    """Return the class registered under `name`.
+
+    Raises a UserError if there is none; its message has the nearest name, or all names if none is near.
+    """
     if name not in METHODS:
         near = difflib.get_close_matches(name, sorted(METHODS), n=1)
         way_out = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(sorted(METHODS))}."

@@ -27,13 +27,16 @@ class RisingBranch(FullPrecision, Residual):
         self.register_buffer("a", torch.tensor(1 / num_updates))
 
     def set_num_updates(self, t: int) -> None:
-        """Set a for update t, counted from 0; fairseq calls this method of every module before each batch."""
+        """Set a for update t, counted from 0.
+
+        Stack.set_num_updates calls this before each batch, for one RisingBranch of the stack.
+        """
         self.a.fill_(min((t + 1) / self.num_updates, 1.0))
 
     def follow(self, first: RisingBranch) -> None:
-        """Share the buffer a of the stack's first RisingBranch, whose set_num_updates was just called.
+        """Share the buffer a of `first`, the RisingBranch of the same stack whose set_num_updates was just called.
 
-        So one operation sets a in all of them. Moving the model ends the sharing; Stack.set_num_updates calls this
+        One operation then sets a in all of them. Moving the model ends the sharing; Stack.set_num_updates calls this
         before each batch and so begins it again.
         """
         self._buffers["a"] = first.a

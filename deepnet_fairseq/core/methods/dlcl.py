@@ -8,8 +8,9 @@ the stack. LN_0 is the identity. `--dlcl-norm post`: x = LN_l(sum_{k<=l} W[l,k] 
 The authors' code keeps the outputs in module attributes (not re-entrant) and stacks all of them for each layer, O(L^2)
 activations. Here they are kept for one forward pass, each y_k once, as rows of one matrix, so that a combination is one
 product of matrix and vector at any depth. The flag of that code for a normalised embedding writes an attribute that
-nobody reads; `--dlcl-normalize-embedding` works. Its vector weights, softmax and history dropout, off by default, are
-left out. W is float32, and so are the rows and the sum, because the gradient of W is a sum over all tokens.
+nobody reads; `--dlcl-normalize-embedding` works. The code's vector weights, softmax and history dropout, off by
+default, are left out. W is float32, and so are the rows and the sum, because the gradient of W is a sum over all
+tokens.
 
 DenseFormer (Pagliardini et al. 2024, "Enhancing Information Flow in Transformers via Depth Weighted Averaging",
 section 3; decoder language models only) is `--dlcl-plain --dlcl-init last`: the y_k without LayerNorms, W[l,l] = 1 and
@@ -104,11 +105,13 @@ class History:
 class WeightedSum(torch.autograd.Function):
     """Autograd function: newest output y (B, T, C), W (L+1, L+1), history -> sum_k W[row,k] y_k (B, T, C).
 
-    The result has the dtype of y. Autograd knows y and W alone as inputs; earlier outputs are in the history, so their
-    gradients have to be computed here. The gradient of y is sum_r W[r,row] g_r over this row and all later rows r whose
-    sums read y, g_r being the gradient of the sum of row r. All g_r are known by then, because each later sum depends
-    on this one through a layer; so this is one product of matrix and vector too. The gradient of W is complete in row
-    0, which the backward pass reaches last.
+    At a row without a sum (see Reach) the result is y itself. It has the dtype of y.
+
+    Autograd knows y and W alone as inputs; earlier outputs are in the history, so their gradients have to be computed
+    here. The gradient of y is sum_r W[r,row] g_r over this row and all later rows r whose sums read y, g_r being the
+    gradient of the result of row r; where this row has no sum, g_row is added. All g_r are known by then, because each
+    later sum depends on this one through a layer; so this is one product of matrix and vector too. The gradient of W is
+    complete in row 0, which the backward pass reaches last.
     """
 
     @staticmethod
@@ -122,7 +125,7 @@ class WeightedSum(torch.autograd.Function):
         if not reach.has_sum(row):
             return y.view_as(y)  # the same numbers, in another tensor than the input
         read = reach.read_by(row)
-        with without_autocast(y):  # which would compute in half precision
+        with without_autocast(y):  # autocast would compute in half precision
             total = torch.mv(history.rows[read].t(), weight[row, read])
         return total.view(y.shape).to(y.dtype)
 

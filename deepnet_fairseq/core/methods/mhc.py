@@ -162,7 +162,8 @@ class MHC(Method):
 
     def before(self, site):
         sublayers = self.sublayers(site.stack)
-        k = (site.layer - 1) * len(sublayers) + sublayers.index(site.sublayer)  # number of the branch in its stack
+        # number of the branch in its stack, from 0
+        k = (site.layer - 1) * len(sublayers) + sublayers.index(site.sublayer)
         rows = towards_identity(self.streams)  # row i as b of H_pre makes a branch read stream i
         return Read(site.dim, b=rows[k % self.streams])
 

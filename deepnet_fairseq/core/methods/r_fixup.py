@@ -7,8 +7,8 @@ biases. In their place are learned numbers, b (0 at first) and m (1 at first), k
     ffn        x + m D(fc2(drop(relu(fc1(x - b1) - b2)) - b3))
     the end of the encoder  m (x - b), of the decoder  x - b
 Xavier-uniform init with L = 2N + 3M branches (2N or 2M in a stack alone): q, k, v times L^(-1/6), fc1 times L^(-1/2),
-out_proj and fc2 zero, an output projection that is not tied zero. The authors' code builds cross-attention with L = 12
-at any depth; we use the L at hand.
+out_proj and fc2 zero, and so is an output projection that is not tied. The authors' code builds cross-attention with
+L = 12 at any depth; we use the L at hand.
 """
 
 from torch import nn

@@ -4,7 +4,7 @@ A stack returns x + LN(r). The streams are stored side by side in one tensor (..
 
 Xie et al. 2023, "ResiDual: Transformer with Dual Residual Connections" (arXiv 2304.14802); evidence from translation,
 up to 18L-18L. s, 1 unless given, keeps r below fp16's largest number: LN(r) is the same for all s but for its epsilon,
-1e-7 here as in the authors' code; that of the other LayerNorms is 1e-5, there too. The code's factor on x at the end,
+which is 1e-7 as in the authors' code; the other LayerNorms have 1e-5 there and here. The code's factor on x at the end,
 1 by default, and an s for each stack are left out.
 """
 

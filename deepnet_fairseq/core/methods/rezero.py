@@ -1,8 +1,8 @@
 """ReZero: y = x + a_l dropout(f(x)), a_l = 0 at first, without any LayerNorm.
 
 Bachlechner et al. 2020, "ReZero is All You Need: Fast Convergence at Large Depth". One number a_l for all branches of
-layer l, as in the authors' code; `--rezero-per-sublayer` gives each branch its own. At the first step only the a_l and
-the embeddings have a gradient.
+layer l, as in the authors' code; `--rezero-per-sublayer` gives each branch its own. At the first step only the a_l, the
+embeddings and the output projection have a gradient that is not 0, and behind an encoder those of the decoder alone.
 Nothing bounds the residual stream, which makes the method unstable in fp16 even when shallow (DeepNet ran it in fp32).
 Therefore a_l is kept and the sum computed in float32; `--rezero-fp32` also keeps the stream in float32 between the
 branches.

@@ -47,7 +47,7 @@ class SiameseNorm(Method):
     title = "SiameseNorm"
     equation = "LN(x + o / sqrt(2l)) and y + o, o = f(LN(x + LN(y)))"
     paper = "Li et al. 2026"
-    norm = "none"  # the modules below have the LayerNorms
+    norm = "none"  # Fork, StreamMerge and TwoSums have the LayerNorms
 
     def stream_width(self, stack, dim):
         return 2 * dim
