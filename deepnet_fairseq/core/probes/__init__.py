@@ -1,4 +1,4 @@
-"""Probes: hooks that measure why a deep model trains or does not. Each probe is a file here and registers itself."""
+"""Probes measure, in some updates, why a deep model trains or does not; importing a file with probes registers them."""
 
 from . import branch_dependency, gradient_norm, half_precision, learned_scale, ln_input, model_update  # noqa: F401
 from .base import PROBES, Probe, get_probes

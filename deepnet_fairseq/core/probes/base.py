@@ -62,14 +62,14 @@ class Probe:
         """Attach hooks for one forward pass and yield their handles, by which the caller removes them.
 
         masks: name of a stack -> (B, T), True at tokens, False at padding. All are False for a dummy batch, which
-        fairseq gives to a rank that has run out of data and which must not be measured.
+        fairseq gives to a rank that has run out of data, and whose tokens do not count.
         """
         yield from ()
 
     def gradients(self, scale: float | Tensor) -> None:
         """Read the gradients of the model's parameters when all forward and backward passes are done.
 
-        scale: factor, a number or a tensor (); times it they are the gradients of the mean loss per token.
+        scale: factor, a number or a tensor (); gradients times this factor are those of the mean loss per token.
         """
 
     def values(self) -> Values:
@@ -155,7 +155,7 @@ def over_ranks(tensors: dict[str, Tensor], operation: Any = torch.distributed.Re
 
 
 def without_layer(address: str) -> str:
-    """Drop the layer from an address: "decoder.18.ffn" -> "decoder.ffn"."""
+    """Drop the layer, and any other number, from an address: "decoder.18.ffn" -> "decoder.ffn"."""
     return ".".join(word for word in address.split(".") if not word.isdigit())
 
 

@@ -1,4 +1,7 @@
-"""Share of each residual sum that comes from its branch: Admin's explanation of unstable training."""
+"""Share of each residual sum that comes from its branch: Admin's explanation of unstable training.
+
+An address names a part of the model (base.py).
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,8 @@ class BranchDependency(TokenSums):
 
         sums = []
         for tensor in (branch, merged):
-            sums.append(tensor.double().pow(1).sum())
-            sums.append(tensor.double().pow(2).sum())
+            numbers = tensor.double()
+            sums += [numbers.sum(), numbers.pow(2).sum()]
         self.add(address, branch.numel(), *sums)
 
     def values(self) -> Values:

@@ -1,7 +1,8 @@
 """Norms of the loss's gradient by layer and by weight matrix: L2 norms, and means of absolute values.
 
 The loss is the mean over the update's tokens, in nats; its gradient is read before clipping. A role says what a branch
-uses a weight matrix for, "q", "k", "v" or "out" in attention, "fc1" or "fc2" in feed-forward (slots.Weight).
+uses a weight matrix for, "q", "k", "v" or "out" in attention, "fc1" or "fc2" in feed-forward (slots.Weight). An address
+names a part of the model (base.py).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
 def _is_matrix(address: str) -> bool:
     """Tell whether an address is that of a weight matrix, as "decoder.18.ffn.fc1".
 
-    That of a module outside the layers may have as many words: DLCL's "decoder.mixer.norms.1".
+    The address of a module outside the layers may have as many words: DLCL's "decoder.mixer.norms.1".
     """
     words = address.split(".")
     return len(words) == 4 and words[1].isdigit()

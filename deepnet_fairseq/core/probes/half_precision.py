@@ -1,4 +1,7 @@
-"""Largest numbers of a training, to see how far it is from the limits of half precision."""
+"""Largest numbers of a training, to see how far it is from the limits of half precision.
+
+An address names a part of the model (base.py), or stands for the gradient.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ class HalfPrecision(Probe):
     Addresses
     "encoder"   over the outputs of all modules of the encoder that have no modules inside, and over its residual sums
                 (shortcut + branch)
-    "decoder"   so for the decoder, with the scores of the vocabulary, which its projection makes
-    "lm_head"   so for the head of a masked language model, with its scores
+    "decoder"   the same for the decoder, with the scores of the vocabulary, which its projection makes
+    "lm_head"   the same for the head of a masked language model, with its scores
     A module that two parts of the model share, as an embedding, counts for the one that calls it.
     "gradient"  over the elements of the gradient of the mean loss per token, if any parameter has one. In half
                 precision fairseq holds another gradient, that of the loss's sum over tokens times the loss scale.
@@ -39,7 +42,10 @@ class HalfPrecision(Probe):
         self.shared = {module for module, parts in parts_with.items() if parts > 1}
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
-        """Attach hooks to the modules that compute; padding counts too, because it can overflow like tokens."""
+        """Attach hooks to the modules that compute.
+
+        Padding and dummy batches count too, because they can overflow like tokens; the masks are not read.
+        """
         # modules that compute something of their own, whatever is inside them
         computing = {residual for _site, residual in residuals(self.model)} | {self.model.vocabulary_projection()}
         for name, part in self.model.named_children():

@@ -1,4 +1,6 @@
-"""Norm ||x|| of each LayerNorm's input x; the LayerNorm multiplies gradients by about sqrt(d) / ||x||, d features.
+"""Norm ||x|| of the input x of each LayerNorm in a stack, which multiplies gradients by about sqrt(d) / ||x||.
+
+d is the number of features. An address names a part of the model (base.py).
 
 Xiong et al. 2020, "On Layer Normalization in the Transformer Architecture", Lemma 3.
 """
@@ -19,7 +21,7 @@ from .base import TokenSums, Values, over_ranks, register_probe
 class LNInput(TokenSums):
     """||x|| of a token, an L2 norm over features, averaged over tokens (Wang et al. 2022, Figure 4b and 4c).
 
-    It is sqrt(C) for features with mean 0 and variance 1. Addresses: "decoder.18.ffn" the LayerNorm of a branch,
+    The norm is sqrt(C) for features with mean 0 and variance 1. Addresses: "decoder.18.ffn" the LayerNorm of a branch,
     "decoder.layer_norm" or "decoder.18.inner" another one by its path in the stack. In the log: the mean over layers,
     as "decoder.ffn".
     """
@@ -48,7 +50,7 @@ class LNInput(TokenSums):
     def values(self) -> Values:
         means = {}
         for address, (count, total) in over_ranks(self.sums).items():  # the numbers that _add_norms adds
-            if count:  # 0 if all ranks had dummy batches
+            if count:  # 0 if no rank had a batch that counts
                 means[address] = total / count
         return means
 

@@ -1,6 +1,7 @@
 """Accumulated model update: how far the model's output on one fixed batch has moved since the first update.
 
 It is ||F(x, theta_i) - F(x, theta_0)||, F(x, theta_i) being the output on the batch x with the weights after i updates.
+An address names a part of the model (base.py).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Session:
         ]
 
     def gradients(self, scale: float | Tensor) -> None:
-        """Let the probes read the model's gradients; times `scale` they are those of the mean loss per token."""
+        """Let the probes read the model's gradients, which times `scale` are those of the mean loss per token."""
         for probe in self.watching:
             probe.gradients(scale)
 
@@ -72,7 +72,7 @@ class Session:
     def _enter(self, model: nn.Module, inputs: tuple, kwargs: dict) -> None:
         """Forward pre-hook of the model, whose arguments are `inputs` and `kwargs`: attach the probes' hooks."""
         masks = token_masks(model, *inputs, **kwargs)
-        if self.dummy:  # its tokens are not measured
+        if self.dummy:  # none of its tokens counts
             masks = {stack: torch.zeros_like(mask) for stack, mask in masks.items()}
 
         handles: list[RemovableHandle] = []
