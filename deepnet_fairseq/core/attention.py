@@ -76,8 +76,8 @@ class Attention(nn.Module):
 
         mask: broadcastable to (B, h, T, S), either bool, True where a query may look, or numbers added to the scores;
         None hides nothing. causal: each query sees keys up to its own position only; for calls without a mask.
-        cache: in decoding, keys and values of earlier steps. Without `source` x are the newest tokens, whose keys and
-        values are added to the cache, and all that it holds are attended to. With `source` the keys and values of the
+        cache: in decoding, keys and values of earlier steps. Without `source` x are the newest tokens: their keys and
+        values are added to the cache, and x attends to all that it holds. With `source` the keys and values of the
         source are computed in the first step alone.
         alignment: a list to which the attention weights (B, h, T, S), without dropout, are appended; None for none.
         Raises a TypeError without x, and for other keywords, which a caller of fairseq's MultiheadAttention may use.

@@ -41,7 +41,7 @@ class StackShape:
     """The shape of one stack: widths in features, dropouts as probabilities.
 
     stack: "encoder" or "decoder"; dim: C; ffn_dim: feed-forward width; memory_dim: width of the encoder's output, which
-    cross-attention reads, None in an encoder and in a model without one; activation_fn: a key of ACTIVATIONS;
+    cross-attention reads, None in an encoder and in a model without an encoder; activation_fn: a key of ACTIVATIONS;
     max_positions: longest sentence in tokens.
     """
 
@@ -102,7 +102,7 @@ class Layer(nn.Module):
             self.sites[sublayer] = Site(shape.stack, index, sublayer, shape.dim, shape.num_heads)
         self.norm_place = {sublayer: method.norm_place(site) for sublayer, site in self.sites.items()}
 
-        # the plain Transformer, in fairseq's order, because optimisers number parameters by it
+        # the plain Transformer; its modules are made in fairseq's order, by which optimisers number parameters
         stream_dim = method.stream_width(shape.stack, shape.dim)
         for sublayer in self.sites:
             if sublayer == "ffn":
@@ -118,7 +118,7 @@ class Layer(nn.Module):
         self.before = nn.ModuleDict({name: or_empty(method.before(site)) for name, site in self.sites.items()})
         self.hidden = or_empty(method.hidden(self.sites["ffn"], shape.ffn_dim))
         self.inner = or_empty(method.inner(self.sites["ffn"], shape.ffn_dim))
-        self.bypass = method.bypass(self.sites["ffn"])
+        self.bypass = method.bypass(self.sites["ffn"])  # stays None if empty: the identity takes no second argument
         self.outer = nn.ModuleDict({name: or_empty(method.outer(site)) for name, site in self.sites.items()})
         self.residual = nn.ModuleDict()
         for name, site in self.sites.items():
@@ -170,7 +170,8 @@ class Layer(nn.Module):
     def _attention(self, sublayer: str, shape: StackShape, method: Method) -> Attention:
         """Make the attention of a branch, with the method's modules in its slots."""
         source_dim = shape.dim  # width of what keys and values are computed from
-        if sublayer != "self_attn" and shape.memory_dim:
+        if sublayer == "encoder_attn":
+            assert shape.memory_dim is not None  # only a decoder behind an encoder has cross-attention
             source_dim = shape.memory_dim
         site = self.sites[sublayer]
         return Attention(
@@ -228,15 +229,19 @@ class CausalLayer(Layer):
     def forward(self, x: Tensor, mask: Tensor | None, cache: DecoderCache | None = None) -> Tensor:
         """Map x (B, T, W) to the same shape.
 
-        mask (B, 1, T, T) is added to attention scores; None is a plain causal mask without a cache, no mask with one.
-        cache: the keys and values of earlier steps of beam search, None in training. With it x and mask are what
-        DecoderCache.advance returned, and T counts the beams of a sentence, each with its newest token.
+        mask, broadcastable to (B, 1, T, T), is added to attention scores; None stands for a plain causal mask if there
+        is no cache, and for no mask if there is one. cache: the keys and values of earlier steps of beam search, None
+        in training. With a cache x and mask are what DecoderCache.advance returned, and T counts the beams of a
+        sentence, each with its newest token.
         """
         y = self.branch("self_attn", x, lambda h: self.look_back(h, mask, cache))
         return self.branch("ffn", y, self.feed_forward, entry=x)
 
     def look_back(self, x: Tensor, mask: Tensor | None, cache: DecoderCache | None) -> Tensor:
-        """Apply self-attention to each token and those before it; arguments as in forward."""
+        """Compute self-attention, in which each token sees what the mask permits, x (B, T, C) -> same.
+
+        mask, cache: as in forward.
+        """
         is_plain_causal = mask is None and cache is None
         return self.self_attn(x, mask=mask, causal=is_plain_causal, cache=cache)
 

@@ -42,7 +42,7 @@ class DeepModel(nn.Module):
     """Base of the three models: one or two stacks of any depth under any registered method.
 
     A subclass defines NAME, assemble, forward, tokens, features and vocabulary_projection, and head_linears if it has
-    matrices outside the stacks. `create` makes a model.
+    further matrices outside the stacks. `create` makes a model.
     """
 
     NAME: ClassVar[str]  # the model's name in fairseq, a key of archs.STACKS
@@ -97,7 +97,7 @@ class DeepModel(nn.Module):
         return iter(())
 
     def train(self, mode: bool = True) -> DeepModel:
-        """Set training or evaluation mode as nn.Module.train does, but faster: fairseq calls this twice an update.
+        """Set training or evaluation mode as nn.Module.train does, but faster: fairseq calls this twice in an update.
 
         Where a module overrides `train`, its method is called. Under `one_mode` nothing is done if the model is in the
         mode already.
@@ -116,7 +116,7 @@ class DeepModel(nn.Module):
         raise UserError("torch.jit.script", "not supported; use torch.compile, or export the model (deepnet export)")
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Tell the modules that change with them how many updates are done; fairseq calls this before each update."""
+        """Tell modules that change from update to update how many are done; fairseq calls this before each batch."""
         for stack in self.stacks().values():
             stack.set_num_updates(num_updates)
 
@@ -405,7 +405,7 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> D
 
 
 class _SkipInitMode(TorchFunctionMode):
-    """Context in which no tensor is filled; for the device meta, where torch would take a second to load its compiler.
+    """Context in which nothing is drawn or filled in, for the device meta, where torch would load its compiler for it.
 
     torch passes every call of its functions in the context to __torch_function__, as function(*args, **kwargs).
     """
@@ -413,7 +413,7 @@ class _SkipInitMode(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.__name__ in ("normal_", "uniform_", "fill_", "zero_"):
             return args[0] if args else kwargs["tensor"]  # the tensor that it would fill
-        if function.__name__ == "eye":
+        if function.__name__ == "eye":  # torch would fill the matrix that it makes
             return torch.empty(args[0], args[0])
         return function(*args, **(kwargs or {}))
 
@@ -437,10 +437,10 @@ def _count_parameters(arch: str, vocab: int, fields: frozenset[tuple[str, Value]
 
 
 def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
-    """Count the parameters of an architecture whose embeddings and output projection share one matrix of `vocab` rows.
+    """Count the parameters of an architecture as if embeddings and output projection shared one matrix of `vocab` rows.
 
-    A model of one layer a stack is made, and one with a second layer in each stack; their difference is the size of a
-    further layer. Raises a UserError for an architecture that does not exist.
+    A model of one layer a stack is made, and for each stack one with a second layer in it: what that adds is the size
+    of each further layer of the stack. Raises a UserError for an architecture that does not exist.
     """
     config.check_fields(arch, {})
     preset = archs.PRESETS[arch]
@@ -455,7 +455,7 @@ def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
         one_layer["share_all_embeddings"] = True
     one_layer_size = _count_parameters(model, vocab, frozenset(one_layer.items()))
 
-    # the further layers, each as large as the second
+    # the further layers of each stack, all as large as its second
     total = one_layer_size
     for depth_field in depth_fields:
         two_layers = one_layer | {depth_field: 2}

@@ -1,7 +1,7 @@
 """Modifiers, which change any method by a flag of their own, --pro-res and --qk-norm, and their registry.
 
-A modifier wraps a method and adds a module to one of its slots (methods/base.py); all else is the method's. The
-modifiers share one file, because each is a few lines.
+A modifier wraps a method and adds a module to one of its slots, the places in a layer for modules of a method
+(methods/base.py); all else is the method's. The modifiers share one file, because each is a few lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Modifier:
     A subclass under @register_modifier overrides slots of Method, and asks self.method, the method inside, for the
     module that would be there. options: values of the class's `options` by key, kept in `values`, because attributes of
     these names may be the method's. Raises a UserError, naming the flag, for a value that an option does not take or
-    that `check` refuses.
+    that `check` refuses, and a KeyError for an option that the class does not have.
     """
 
     modifier: ClassVar[str]  # name; the flag is --NAME
@@ -61,7 +61,7 @@ def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
     """Class decorator that offers a Modifier as --NAME, and its options as flags and fields of configs.
 
     Raises a UserError if another class has the name, if a config or fairseq has a field or flag of the name or of an
-    option's, or if an option does not take its default.
+    option's, if an option does not take its default, or if its key can be no part of a field's name.
     """
 
     def add(cls: type[Modifier]) -> type[Modifier]:
@@ -81,6 +81,7 @@ def make_method(cfg: Any) -> Method:
     naming the flag, for an invalid value, and for an option of a modifier that is not on.
     """
     method = get_method(cfg.method).from_config(cfg)
+    # a config that was made before a modifier was registered has no fields of it; the modifier is then off
     for name, modifier in MODIFIERS.items():
         options = {}
         for key, option in modifier.options.items():
@@ -102,8 +103,8 @@ class Rising(FullPrecision):
     a is a buffer () in float32 that checkpoints hold. num_updates: T; layer: l, from 1; layers: number of layers of the
     stack.
 
-    The first module of a stack computes the a of all layers at once, in a few kernels for each update; in the others a
-    is an element of that tensor (`follow`).
+    One module of a stack computes the a of all layers at once, in a few kernels for each update: the first that
+    Stack.set_num_updates comes to, in whatever layer. In the others a is an element of that tensor (`follow`).
     """
 
     def __init__(self, num_updates: int, layer: int, layers: int):
@@ -112,14 +113,14 @@ class Rising(FullPrecision):
         self.layer = layer
         self.layers = layers
         self.register_buffer("a", torch.tensor(1 / (num_updates * layer)))
-        self.a_of_layers: Tensor | None = None  # (layers,), of the stack's first module
+        self.a_of_layers: Tensor | None = None  # (layers,), in the module that computes it
 
     def set_num_updates(self, updates: int) -> None:
-        """Set the a of all layers for update t = updates + 1; fairseq calls this before each batch.
+        """Compute the a of all layers for update t = updates + 1, and set a to that of the module's own layer.
 
-        updates: how many are done.
+        updates: how many are done. Stack.set_num_updates calls this before each batch, for one module of the stack.
         """
-        # the first call, or the model was moved
+        # at the first call, and after the model was moved
         if self.a_of_layers is None or self.a_of_layers.device != self.a.device:
             self.a_of_layers = torch.empty(self.layers, device=self.a.device)
 
@@ -131,7 +132,7 @@ class Rising(FullPrecision):
         self._buffers["a"] = self.a_of_layers[self.layer - 1]
 
     def follow(self, first: Rising) -> None:
-        """Take a from the stack's first Rising, whose set_num_updates was just called, as an element of its tensor.
+        """Take a from the tensor of `first`, the Rising of the same stack whose set_num_updates was just called.
 
         Moving the model ends the sharing; Stack.set_num_updates calls this before each batch and so begins it again.
         """
@@ -171,7 +172,7 @@ class ProRes(Modifier):
     def outer(self, site: Site) -> nn.Module:
         """Return the method's own module on the branch's output, followed by a Rising.
 
-        That is in front of the branch's dropout; behind it would be the same, because a product and dropout commute.
+        The slot is in front of the branch's dropout; behind that would be the same: a product and dropout commute.
         """
         of_method = self.method.outer(site)
         rising = Rising(self.values["updates"], site.layer, self.method.depth(site.stack))
@@ -205,7 +206,7 @@ class QKNorm(Modifier):
 class Both(nn.Module):
     """Module for the slot `heads` that applies two others in turn.
 
-    All are called as heads(x, role) with x (.., h, d), h heads of d features, and role "q", "k" or "v".
+    All three are called as module(x, role) with x (.., h, d), h heads of d features, and role "q", "k" or "v".
     """
 
     def __init__(self, first: nn.Module, second: nn.Module):

@@ -1,4 +1,4 @@
-"""The small modules of stacks and layers: linear maps, dropout, activations, positions.
+"""The small modules of stacks and layers, and functions for them: linear maps, dropout, activations, masks, positions.
 
 Names of activations, positions of padded sentences and the calls that reach a dropout are fairseq's.
 """
@@ -64,7 +64,10 @@ class Dropout(nn.Module):
         return (self.training or self.apply_during_inference) and self.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Set each number of x to zero with probability p and divide the others by 1 - p; x has any shape."""
+        """Set each number of x to zero with probability p and divide the others by 1 - p; x has any shape.
+
+        While dropout is off (see `drops`), x itself is returned.
+        """
         return drop(x, self.p) if self.drops else x
 
     def make_generation_fast_(
@@ -116,8 +119,8 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
     A mask of another dtype is returned as it is. True becomes 0, False the lowest number of the dtype; -inf would make
     NaN of a query that may look nowhere. The numbers have `dtype`, that of the scores, or under autocast the one that
-    it computes in. Rows are stored a multiple of 8 numbers apart, as torch's memory-efficient attention kernel for GPUs
-    requires: it would copy any other mask in every layer.
+    it computes in, unless `dtype` is float64, which autocast leaves as it is. Rows are stored a multiple of 8 numbers
+    apart, as torch's memory-efficient attention kernel for GPUs requires: it would copy any other mask in every layer.
     """
     if mask.dtype != torch.bool:
         return mask
@@ -193,10 +196,11 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Embedding):
-    """One learned vector for each position, for sentences of up to `size` tokens; IndexError for longer ones.
+    """One learned vector for each position, for sentences of up to `size` tokens.
 
-    dim: C; padding_idx: the padding symbol's index. Positions count from padding_idx + 1, see token_positions. Values
-    are those of nn.Embedding until initialisation.initialize draws them.
+    Longer sentences raise an IndexError on a CPU, and are an error of the device on a GPU. dim: C; padding_idx: the
+    padding symbol's index. Positions count from padding_idx + 1, see token_positions. Values are those of nn.Embedding
+    until initialisation.initialize draws them.
     """
 
     def __init__(self, size: int, dim: int, padding_idx: int):
@@ -216,7 +220,7 @@ class LearnedPositions(nn.Embedding):
 
 
 def submodules(root: nn.Module) -> Iterator[nn.Module]:
-    """Yield root and all modules below it, each once; nn.Module.modules takes five times as long."""
+    """Yield root and all modules below it, each once, in any order; nn.Module.modules takes five times as long."""
     visited: set[nn.Module] = set()
     waiting: list[nn.Module | None] = [root]
     while waiting:

@@ -17,9 +17,10 @@ _RUNNING: ContextVar[State] = ContextVar("state of the running pass")  # not set
 def pass_state() -> State:
     """Return the state of the forward pass that a stack is running; each pass, and each decoding step, has its own.
 
-    A module in a slot calls this in its `forward` and stores what later layers need under a key of its own: a tensor,
-    or a list or dictionary of tensors. When some layers are recomputed in the backward pass (--checkpoint-activations),
-    they find the state as it was before the first of them ran. Raises a RuntimeError outside a pass.
+    A module in a slot of a layer calls this in its `forward` and stores what later layers need under a key of its own:
+    a tensor, or a list or dictionary of tensors. When some layers are recomputed in the backward pass
+    (--checkpoint-activations), they find the state as it was before the first of them ran. Raises a RuntimeError
+    outside a pass.
     """
     try:
         return _RUNNING.get()

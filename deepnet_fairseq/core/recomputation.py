@@ -29,7 +29,7 @@ def recomputed(
     group: function that runs some layers on x (B, T, W) and returns their output. It may change `state`, what layers
     share in one forward pass (pass_state.py), in place; afterwards `state` is what the first run has made of it. The
     second time it begins with the same state as the first time, and draws the same random numbers. same_random_numbers:
-    False for a group that draws none, and so need not put the random generators back.
+    False for a group that draws none, so that the random generators need not be put back for the second time.
     """
 
     def run_on_copy(x: Tensor, state_before: State) -> tuple[Tensor, State]:

@@ -1,8 +1,9 @@
-"""Sites and weights inside a model, and the modules that several methods put into the slots of a layer.
+"""Sites and weights inside a model, and modules for the slots of layers and stacks, most of them for several methods.
 
 A site is one residual branch: one sublayer (self-attention, cross-attention or feed-forward) of one layer of one stack
-(encoder or decoder). A slot is a place in the equation of a branch where a method may put a module of its own;
-methods/base.py has the equation and all slots. Shapes: B sentences, T tokens, C features of a branch.
+(encoder or decoder). A slot is a place in the equation of a branch, or at the beginning or end of a stack, where a
+method may put a module of its own; methods/base.py has the equation and all slots. Shapes: B sentences, T tokens, C
+features of a branch.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ Scale = float | Tensor  # one number for all features, or a vector (C,) with one
 class FullPrecision(nn.Module):
     """Module whose own parameters and buffers stay float32 when the model is cast to fp16 or bf16.
 
-    It is for numbers that half precision would ruin: their gradient is a sum over all tokens, their updates are small
-    against their value, and under --memory-efficient-fp16 nothing else keeps a float32 copy.
+    The class is for numbers that half precision would ruin: their gradient is a sum over all tokens, their updates are
+    small against their value, and under --memory-efficient-fp16 nothing else keeps a float32 copy.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
@@ -104,7 +105,7 @@ class Residual(nn.Module):
     """
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Take a method `added` for `branch_and_sum`, the name that it had until 0.1, for methods in a --user-dir."""
+        """Accept a method called `added`, the name of `branch_and_sum` until 0.1, in the merges of a --user-dir."""
         super().__init_subclass__(**given)
         if "added" in vars(cls) and "branch_and_sum" not in vars(cls):
             cls.branch_and_sum = vars(cls)["added"]  # type: ignore[method-assign]
@@ -256,8 +257,9 @@ def multiply(x: Tensor, scale: Tensor, straight: bool = False) -> Tensor:
 def _in_dtype_of(x: Tensor, function: Callable[..., Tensor], number: Tensor) -> Tensor:
     """Compute function(x, number) in float32 and return it in the dtype of x; function: torch.mul or torch.sub.
 
-    x may have any shape and dtype, number () is float32. One kernel does it: a number in a vector of one element makes
-    torch compute in float32, which a tensor without dimensions would not, and `out` makes it store the dtype of x.
+    x may have any shape and dtype, number () is float32; for x in float64 torch computes in float64. One kernel does
+    it: a number in a vector of one element makes torch compute in float32, which a tensor without dimensions would not,
+    and `out` makes it store the dtype of x.
     """
     return function(x, number.view(1), out=torch.empty_like(x))
 

@@ -54,7 +54,8 @@ class Stack(nn.Module):
         self.max_tokens = shape.max_positions
         self.num_layers = shape.num_layers
         self.recomputed_layers = group_size(cfg)  # how many are recomputed together, 0 without --checkpoint-activations
-        # False if layers draw none: CUDA graphs set it, for which the random generators must not be put back
+        # whether a recomputation draws the same random numbers as the first pass; CUDA graphs set this to False, which
+        # must not read the random generators, and they give up if the layers draw any
         self.recomputes_random_numbers = True
 
         self.embed_tokens = embed_tokens
@@ -148,7 +149,7 @@ class Stack(nn.Module):
         missing_keys += [f"{prefix}{name}" for name in self.missing_constants(state_dict, prefix)]
         for key in list(state_dict):
             name = key.removeprefix(prefix)
-            if "." in name:  # the entry of another module
+            if "." in name:  # the entry of another module; the stack's own entries are constants
                 continue
             if name in self.constants:
                 saved = state_dict.pop(key)  # from torch's own copy; torch would call the key unexpected
@@ -204,7 +205,7 @@ class Stack(nn.Module):
         return None if self.embed_positions is None else self.embed_positions(tokens, last)
 
     def transform(self, x: Tensor, *inputs: Any, recompute: bool = True) -> Tensor:
-        """Run x (B, T, C) through all layers and return the last one's output (B, T, W); arguments as for `states`."""
+        """Run x (B, T, C) through all layers and return the last of `states`, (B, T, W); arguments as for `states`."""
         together = self.recomputed_layers or len(self.layers)  # as one group if none are recomputed
         for hidden in self.states(x, *inputs, recompute=recompute, together=together):
             x = hidden
@@ -220,10 +221,10 @@ class Stack(nn.Module):
     ) -> Iterator[Tensor]:
         """Yield the hidden states (B, T, W): the input of the first layer, then the output of each group of layers.
 
-        x: embeddings (B, T, C); inputs: further arguments of every layer's forward; layer_kwargs: index of a layer,
-        from 0 -> keyword arguments for this layer alone; together: number of layers in a group. recompute: whether to
-        obey --checkpoint-activations, which keeps only the input of each group, and computes the group's activations
-        again in the backward pass.
+        Where there is a `mixer`, these are its results. x: embeddings (B, T, C); inputs: further arguments of every
+        layer's forward; layer_kwargs: index of a layer, from 0 -> keyword arguments for this layer alone; together:
+        number of layers in a group. recompute: whether to obey --checkpoint-activations, which keeps only the input of
+        each group, and computes the group's activations again in the backward pass.
         """
         state: State = {}  # what modules in the slots of several layers share in this pass, see pass_state.py
         recompute = recompute and self.recomputed_layers > 0 and torch.is_grad_enabled()
@@ -279,8 +280,8 @@ class Stack(nn.Module):
     def slots(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield address and module of each slot that the method has filled, in the layers and in the stack itself.
 
-        The address of a layer's slot is "decoder.3.ffn.inner" (stack, layer from 1, branch, slot), that of a stack's
-        slot "decoder.mixer".
+        Every slot `residual` is among them, see Layer.slots. The address of a layer's slot is "decoder.3.ffn.inner"
+        (stack, layer from 1, branch, slot), that of a stack's slot "decoder.mixer".
         """
         for layer in self.layers:
             for sublayer, site in layer.sites.items():
@@ -293,11 +294,11 @@ class Stack(nn.Module):
     def set_num_updates(self, num_updates: int) -> None:
         """Tell the modules that have a method set_num_updates how many updates of the training are done.
 
-        Where their class has a method `follow`, only the first module of the class is told; each of the others is
-        called as module.follow(first) and takes the numbers of the first. In a deep stack this saves thousands of small
-        operations an update.
+        Where their class has a method `follow`, only one module of the class is told, the first that is met, in
+        whatever layer; each of the others is called as module.follow(first) and takes the numbers of the first. In a
+        deep stack this saves thousands of small operations an update.
         """
-        firsts: dict[type, Any] = {}  # class -> its first module
+        firsts: dict[type, Any] = {}  # class -> the first module of it that was met
         for module in submodules(self):
             # `self` has the method, too; asking the class is faster than asking the module
             if module is not self and hasattr(type(module), "set_num_updates"):
@@ -350,7 +351,8 @@ class Encoder(Stack):
         """
         is_padding = src_tokens.eq(self.padding_idx)
         x, embedding = self.embed(src_tokens, self.positions(src_tokens), token_embeddings)
-        # (B, 1, 1, S), for every batch: asking a GPU whether one has padding would be a host-device synchronisation
+        # (B, 1, 1, S); it is made for batches without padding too, because asking a GPU whether a batch has padding
+        # would be a host-device synchronisation
         mask = additive_mask(~is_padding[:, None, None], x.dtype)
         x = x.masked_fill(is_padding.unsqueeze(-1), 0)  # as in fairseq
 
@@ -468,8 +470,9 @@ class Decoder(Stack):
 
         The dictionary holds
         attn          [(B, T, S)], cross-attention weights of layer `alignment_layer` (from 0; default: the last),
-                      averaged over the first `alignment_heads` heads (default: all). [None] in training unless an
-                      alignment_layer is given, in generation without alignments, and without cross-attention
+                      averaged over the first `alignment_heads` heads (default: all). [None] without
+                      cross-attention; unless an alignment_layer is given, also in training, and after
+                      make_generation_fast_(need_attn=False)
         inner_states  [(T, B, W) before the first and after every layer] if return_all_hiddens, else []
         """
         # index of the layer that is to append its cross-attention weights to `alignment`, None for no layer
@@ -544,7 +547,7 @@ class Decoder(Stack):
             incremental_state[self.CACHE]["cache"].reorder(new_order)
 
     def make_generation_fast_(self, need_attn: bool = True, **_: object) -> None:
-        """Let `forward` return attention weights in evaluation mode if `need_attn`, else not.
+        """Let `forward` return attention weights in evaluation mode if `need_attn`, else only for an alignment_layer.
 
         fairseq-generate calls this before decoding, with need_attn=True under --print-alignment.
         """
