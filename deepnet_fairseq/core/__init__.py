@@ -8,8 +8,8 @@ recomputation.py activation checkpointing.
 
 models.py has the three models, config.py their settings, archs.py the named architectures, initialisation.py the values
 of weights at first. checkpoint_fit.py and constants.py tell whether a checkpoint is this model's, saving.py keeps a
-model in a file, beam_search.py decodes. probes/ has one file for each probe of a training, profile.py measures Admin's
-omegas. Nothing here imports fairseq.
+model in a file, beam_search.py decodes. probes/ has the probes, which measure why a training goes well or not.
+profile.py measures the omegas of the method Admin, its factors on shortcuts. Nothing here imports fairseq.
 """
 
 from contextlib import suppress
@@ -19,7 +19,7 @@ from .methods import METHODS, Method, Option, register
 from .models import BOS, EOS, PAD, SPECIALS, UNK, DeepModel, build
 from .saving import load, save
 
-with suppress(ImportError):  # a speed-up that may be deleted
+with suppress(ImportError):  # a file for speed alone, which may be deleted
     from . import cpu_dropout  # noqa: F401
 
 __all__ = [

@@ -1,6 +1,7 @@
 """Named architectures (--arch): each name stands for one of the three models and for config values, as its depth.
 
 Names are MODEL[_WIDTH][_DEPTH], "deepnet_transformer_tiny_18_18" or "deepnet_lm_100", and those of NormFormer's paper.
+A stack is the encoder or the decoder of a model; some models have only one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 MODEL_NAME = "deepnet_transformer"
 LM = "deepnet_lm"
 MASKED_LM = "deepnet_masked_lm"
-STACKS = {MODEL_NAME: ("encoder", "decoder"), LM: ("decoder",), MASKED_LM: ("encoder",)}  # of each model
+STACKS = {MODEL_NAME: ("encoder", "decoder"), LM: ("decoder",), MASKED_LM: ("encoder",)}  # model -> stacks
 
 # the depths that have a name
 EQUAL_DEPTHS = (6, 10, 12, 18, 20, 24, 30, 36, 40, 48, 50, 60, 70, 80, 90, 100, 200, 250, 500)  # of both stacks
@@ -40,7 +41,7 @@ WIDTHS = {  # an architecture's name leaves "base" out
     "medium": Width(768, 3072, 12),
     "large": Width(1024, 4096, 16),
 }
-# further defaults of the language models, as in fairseq's transformer_lm and roberta
+# further defaults of the two language models; their activations are those of fairseq's transformer_lm and roberta
 CAUSAL = {"method": "deepnorm", "activation_fn": "relu", "share_decoder_input_output_embed": False}
 MASKED = {"method": "deepnorm", "activation_fn": "gelu", "encoder_learned_pos": False,
           "layernorm_embedding": False, "no_scale_embedding": False}  # fmt: skip
@@ -52,6 +53,7 @@ NORMFORMER_LMS = {  # size -> layers, width, further fields
     "1.3b": (24, Width(2048, 8192, 32), {}),
     "2.7b": (32, Width(2560, 10240, 32), {"activation_fn": "relu_squared"}),
 }
+# the embeddings as in fairseq's roberta
 ROBERTA = {"encoder_learned_pos": True, "layernorm_embedding": True, "no_scale_embedding": True}
 
 PRESETS: dict[str, dict[str, Any]] = {}  # architecture name -> config field -> value, of the fields that it sets
@@ -96,7 +98,7 @@ _add(MASKED_LM, "normformer_masked_lm_base", _base | {"method": "normformer"})
 
 
 def unknown_arch_message(setting: str) -> str:
-    """Return the error message for an unknown architecture, with the nearest name that exists.
+    """Return the error message for an unknown architecture, with the nearest name that exists, if one is near.
 
     setting: what the user wrote, "--arch NAME" or the like, with the name at its end.
     """
@@ -105,7 +107,8 @@ def unknown_arch_message(setting: str) -> str:
     near = difflib.get_close_matches(name, PRESETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     model = MODELS[near[0]] if near else MODEL_NAME
-    depth = f"{model} with its own {' and '.join(STACKS[model])} layers"  # what gives any depth, with or without a name
+    # what makes any depth, whether an architecture has it in its name or not
+    depth = f"{model} with its own {' and '.join(STACKS[model])} layers"
     return f"{setting}: no such architecture; {hint}`deepnet methods --archs` lists them, and any depth is {depth}"
 
 
@@ -121,8 +124,8 @@ def _arch_of(cfg: Any) -> str:
 def model_of(cfg: Any) -> str:
     """Return the name of the model, a key of STACKS, that a config (Namespace, omegaconf or dataclass) describes.
 
-    It is the translation model if the config has no architecture or an unknown one. The architecture may be one that
-    another package has registered for one of these models.
+    The result is the translation model if the config has no architecture or an unknown one. The architecture may be one
+    that another package has registered for one of these models.
     """
     arch = _arch_of(cfg)
     for registry in REGISTRIES:
@@ -140,10 +143,11 @@ def depths(cfg: Any) -> tuple[int, int]:
 
 
 def fill(cfg: Any) -> None:
-    """Set every field of a config that is None to the value of the config's architecture, in place.
+    """Set the fields of a config that are None or missing, in place, to the values that its architecture has for them.
 
     cfg: argparse.Namespace of the command line, or omegaconf/dataclass config of YAML and checkpoints. Widths and heads
     of the decoder that are None even then become the encoder's; fairseq's `transformer` does so with widths alone.
+    A checkpoint_every turns checkpoint_activations on.
     """
     arch = _arch_of(cfg)
     model = model_of(cfg)
@@ -157,5 +161,5 @@ def fill(cfg: Any) -> None:
         for field in ("embed_dim", "ffn_embed_dim", "attention_heads"):
             if getattr(cfg, f"decoder_{field}", None) is None:
                 setattr(cfg, f"decoder_{field}", getattr(cfg, f"encoder_{field}"))
-    if getattr(cfg, "checkpoint_every", None) is not None:
+    if getattr(cfg, "checkpoint_every", None) is not None:  # tools also fill configs without this field
         cfg.checkpoint_activations = True  # a flag that says how to recompute implies recomputation

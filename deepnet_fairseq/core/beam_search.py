@@ -20,7 +20,10 @@ from .profile import in_mode
 
 
 class Hypothesis(NamedTuple):
-    """One result of a search. tokens (T,): without the prompt of a language model and without EOS; score: see above."""
+    """One result of a search.
+
+    tokens (T,): without the prompt of a language model and without EOS; score: as at the top of this file.
+    """
 
     tokens: Tensor
     score: float
@@ -30,14 +33,14 @@ class Hypothesis(NamedTuple):
 def beam_search(
     model: DeepModel, tokens: Tensor, beams: int = 5, max_length: int = 200, length_penalty: float = 1.0
 ) -> list[list[Hypothesis]]:
-    """Return up to k hypotheses of each sentence, best first; the model computes in evaluation mode and is restored.
+    """Return up to k hypotheses of each sentence, best first; the model is in evaluation mode during the search alone.
 
     tokens (B, S): source sentences, or for a causal language model the prompts to continue, padded on either side;
     a prompt's hypotheses do not depend on the other prompts or on its padding. beams: k. max_length: of a hypothesis in
     tokens, without EOS and without the prompt; it is lowered to what the decoder's positions allow. length_penalty:
-    exponent in the score, see above. A sentence is done when k hypotheses have ended (fairseq's rule). Raises a
-    UserError for beams or a max_length below 1, for a prompt longer than the decoder has positions, and for a masked
-    language model.
+    exponent in the score, see the top of this file. A sentence is done when k hypotheses have ended (fairseq's rule).
+    Raises a UserError for beams or a max_length below 1, for a prompt that with EOS in front is longer than the decoder
+    has positions, and for a masked language model.
     """
     if "decoder" not in model.stacks():
         raise UserError("beam_search", f"{model.NAME} has no decoder; give a translation or causal language model")
@@ -94,7 +97,7 @@ def _search(
         scores, _extra = model.decoder(prefix, encoder_out, incremental_state=state)
         log_probs = scores[:, -1].float().log_softmax(-1)  # (B k, V)
         log_probs[:, PAD] = float("-inf")
-        if length == 0 and max_length > 0:  # no hypothesis is empty
+        if length == 0 and max_length > 0:  # no hypothesis is empty, unless the positions leave no room for a token
             log_probs[:, EOS] = float("-inf")
         if length == max_length:  # all have to end
             log_probs[:, :EOS] = float("-inf")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .modules import additive_mask
 
 SENTENCES = "deepnet_sentences"  # key of [Sentences] in the dictionary that an encoder returns
-STEPS = 8  # a full cache makes room for as many further steps as it holds, and for this many at least
+STEPS = 8  # a full cache makes room for as many further tokens as it holds, and for this many further steps at least
 SHARE = 0.75  # finished sentences are dropped when less than this share of the cache's entries is still searched
 
 
@@ -26,7 +26,7 @@ class Sentences(NamedTuple):
     """Output of an encoder with each sentence once, while fairseq's beam search repeats encoder_out for each beam.
 
     states (S, B, C); padding (B, S), True at padding; rows: for each row of the decoder's batch, the index from 0 of
-    the sentence that it reads; None as long as nothing was repeated, when row i reads sentence i.
+    the sentence that it reads; None as long as no sentence was repeated, so that row i reads sentence i.
     """
 
     states: Tensor
@@ -39,7 +39,7 @@ class EncoderOutput:
     """Output of the encoder in the form that cross-attention reads.
 
     states (B, S, C); mask (B, 1, 1, S), added to scores: 0 at source tokens and the lowest number at padding, None if
-    all are tokens; beams: k, how many rows of the decoder's batch read each sentence.
+    the encoder gave no padding mask; beams: k, how many rows of the decoder's batch read each sentence.
     """
 
     states: Tensor
@@ -56,8 +56,8 @@ class EncoderOutput:
     def by_sentence(cls, encoder_out: dict) -> EncoderOutput:
         """Read an encoder's dictionary with each sentence once, for the k rows of its beams.
 
-        Without Sentences in it, or if their `rows` are not k for the first sentence, k for the second and so on, the
-        dictionary is read by_row.
+        The dictionary is read by_row if it has no Sentences, if their `rows` are None, or if these are not k for the
+        first sentence, then k for the second and so on.
         """
         (sentences,) = encoder_out.get(SENTENCES, [None])
         if sentences is None or sentences.rows is None:
@@ -94,12 +94,12 @@ class DecoderCache:
 
     The cache has P entries, one for each sentence; a cell of an entry holds the keys or values of one token. When a
     sentence ends, nothing moves: if b does, the batch is a and c (B = 2), which stay in entries 0 and 2 (P = 3), and
-    the layers compute entry 1 in vain. Only when fewer than SHARE of the entries are in use, or all cells are taken,
-    one copy keeps the entries in use, and of their cells those that a beam still reads.
+    the layers compute entry 1 in vain. Only when fewer than SHARE of the entries are in use, when all cells are taken,
+    or when a sentence is repeated, one copy keeps the entries in use, and of their cells those that a beam still reads.
 
     beams: k; num_entries: P; length: steps so far
     capacity, used: cells of each entry, and how many of them are filled, k more in each step
-    prefixes: module of self-attention -> [keys, values], (P, capacity, h, d) each
+    prefixes: module of self-attention -> [keys, values], (P, capacity, h, d) each, or (P, used, h, d) with gradients
     sources: module of cross-attention -> (keys, values) of the source, (P, S, h, d) each
     memory: what cross-attention reads, one sentence for each entry; None in a decoder without it
     visible (B, k, used): True where a beam may look at a cell of its sentence; None before the first step
@@ -198,7 +198,8 @@ class DecoderCache:
         """
         if self.visible is None:  # before the first step there is nothing to reorder
             return
-        order = new_order.cpu()  # the only host-device synchronisation of a step
+        # a host-device synchronisation, the only one of a step unless sentences end or the cache is full
+        order = new_order.cpu()
         # the sentences that the rows of each sentence come from must be one
         if len(order) % self.beams or (order.view(-1, self.beams) // self.beams).diff(dim=1).any():
             raise ValueError("hypotheses of several sentences may not change places")

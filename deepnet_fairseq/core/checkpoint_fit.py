@@ -1,6 +1,7 @@
 """Check that a checkpoint fits a model, and name the flag that would make it fit.
 
-Everywhere `state` is the checkpoint's state dict, and `own` the one of the model that is to load it. A constant of a
+Everywhere `state` is the checkpoint's state dict, and `own` the one of the model that is to load it; `stack` is
+"encoder" or "decoder". A constant of a
 method is a number that the forward pass computes with and that is neither parameter nor buffer, as DeepNorm's alpha, or
 a list with one for each branch (constants.py); state dicts hold constants too.
 """
@@ -19,7 +20,7 @@ StateDict = dict[str, Tensor]
 # relative differences between a constant (constants.py) of a checkpoint and of a model that count as none:
 ROUNDING = 0.01  # if it may have been saved in half precision
 EXACT = 1e-5  # if it was saved in float32
-DEPTHS = "give those of its run, or take over parts of it as docs/checkpoints.md says"  # ends a message on depths
+DEPTHS = "give those of its run, or take over parts of it as docs/checkpoints.md says"  # end of a message on depths
 
 # entries of fairseq's `transformer` that no model here reads: `version` marks its format, release 0.12.2 has a second
 # set of encoder weights, all zero, and sinusoidal positions are computed
@@ -59,7 +60,10 @@ def with_split_projections(state: Mapping[str, Tensor]) -> StateDict:
 
 
 def without_foreign_keys(state: StateDict, own: StateDict) -> StateDict:
-    """Return a state dict without the entries of fairseq's `transformer` that nothing reads (FOREIGN_KEY)."""
+    """Return a state dict without the entries of fairseq's `transformer` that nothing reads (FOREIGN_KEY).
+
+    An entry of such a name stays if `own` has it.
+    """
     return {key: value for key, value in state.items() if key in own or not FOREIGN_KEY.fullmatch(key)}
 
 
@@ -70,7 +74,7 @@ def check_fit(
 
     constants: names of the entries of `own` that are constants of the method; here they are not compared, because
     Stack.check_constants does that. missing_constants: those of them that the checkpoint should have and has not. The
-    message names the flag that would help where that is known; fairseq's loader puts the file in front.
+    message names the flag that would help where that is known; the caller puts the file in front.
     """
     # depths
     for stack in ("encoder", "decoder"):
@@ -109,8 +113,8 @@ def check_fit(
 def check_ties(state: StateDict, model: nn.Module) -> None:
     """Raise a UserError if `state` has two different matrices where the model has one under two names.
 
-    Both would be copied into the same parameter, and the later one would replace the other. `state` has all names of
-    the model's parameters.
+    Both matrices would be copied into the same parameter, and the later one would replace the other. `state` has all
+    names of the model's parameters.
     """
     first_names: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -131,7 +135,7 @@ def depth(state: StateDict, stack: str) -> int:
 
 
 def _other_shape(key: str, saved: tuple, built: tuple, own: StateDict) -> str:
-    """Return the message that a tensor has another shape in the checkpoint, with the flag that sets the shape.
+    """Return the message that a tensor has another shape in the checkpoint, with the flag that sets it, if one does.
 
     key: the tensor's name, "encoder.embed_tokens.weight"; saved, built: its shapes in the checkpoint and in the model.
     """

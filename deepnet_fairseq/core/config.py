@@ -2,7 +2,7 @@
 
 fill_and_make_method replaces the None of fields that the user left open by the values of the architecture, and refuses
 settings that no model can be built from, naming the flag. Options of methods are fields too: config_class makes the
-class of all fields that there are, also of methods that somebody registers later.
+class of all fields that there are, also of methods that somebody registers later. A stack is "encoder" or "decoder".
 
 The classes are flat because fairseq's hierarchical TransformerConfig, given as a model's dataclass, trains six layers
 whatever the flags say. Depth and widths default to None, so that archs.fill can tell what the user left open on the
@@ -40,7 +40,7 @@ def flag(default: Any, help: str, choices: Iterable[str] = ()) -> Any:
 
 @dataclass
 class Common:
-    """Flags of every model: method, initialisation, dropout, memory of training."""
+    """Flags of every model: method, initialisation, activation, dropout, embeddings, memory of training."""
 
     method: str = flag("deepnorm", METHOD)
     init_profile: Optional[str] = flag(None, f"base initialisation, by default the method's own: {', '.join(PROFILES)}")
@@ -193,9 +193,9 @@ def _option_field(owner: str, key: str, owner_flag: str, option: Option) -> tupl
 def config_and_method(arch: str, **fields: Any) -> tuple[argparse.Namespace, Method]:
     """Return a filled and checked config of architecture `arch`, and its method.
 
-    The config is the one that fairseq's command line would make. fields: values by name of a field, as
-    `decoder_layers=18`, where they differ from the default. Raises a UserError, naming the flag, for settings that no
-    model can be built from.
+    The config has the flags of the model; those of training are the plugin's (plugin/flags.py). fields: values by name
+    of a field, as `decoder_layers=18`, where they differ from the default. Raises a UserError, naming the flag, for
+    settings that no model can be built from.
     """
     model = archs.model_of(argparse.Namespace(arch=arch))
     defaults = {field.name: field.default for field in dataclasses.fields(config_class(model))}
@@ -255,7 +255,11 @@ method_of = fill_and_make_method  # its name until 0.1; gone with the next relea
 
 
 def _check_options(cfg: Any) -> None:
-    """Raise a UserError for an init profile that the config's method does not have, and for another method's option."""
+    """Raise a UserError for a setting that does not go with the config's method.
+
+    Such settings are a --method that does not exist, an init profile that the method does not have, and an option of
+    another method whose value is not its default.
+    """
     method = get_method(cfg.method)
     if cfg.init_profile not in (None, *method.init_profiles):
         profiles = ", ".join(method.init_profiles)
@@ -264,12 +268,13 @@ def _check_options(cfg: Any) -> None:
         if other is method:
             continue
         for key, option in other.options.items():
+            # a config that was made before the other method was registered has no fields of its options
             if getattr(cfg, f"{other.name}_{key}", option.default) != option.default:
                 raise UserError(other.flag(key), f"an option of --method {other.name}, not {method.name}; drop it")
 
 
 def _check_norms(cfg: Any, stack: str, method: Method) -> None:
-    """Raise a UserError for --STACK-normalize-before, fairseq's flag for Pre-LN, where the method is not Pre-LN."""
+    """Raise a UserError for --STACK-normalize-before, fairseq's flag for Pre-LN, unless all its branches are Pre-LN."""
     if getattr(cfg, f"{stack}_normalize_before") and method.norm_places(stack) != {"pre"}:
         raise UserError(
             f"--{stack}-normalize-before",
@@ -278,12 +283,16 @@ def _check_norms(cfg: Any, stack: str, method: Method) -> None:
 
 
 def _check_numbers(cfg: Any) -> None:
-    """Raise a UserError for a number that a model cannot have, among those that do not belong to one stack."""
+    """Raise a UserError for a number that no model can have, or widths of two stacks that cannot share embeddings.
+
+    The numbers of one stack are left to _check_stack.
+    """
     if cfg.checkpoint_every is not None and cfg.checkpoint_every < 1:
         every = f"--checkpoint-every {cfg.checkpoint_every}"
         raise UserError(every, "must be at least 1 layer; drop it to keep activations")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         check_probability(cfg, name)
+    # language models have no share_all_embeddings
     if getattr(cfg, "share_all_embeddings", False) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise UserError(
             "--share-all-embeddings",

@@ -1,8 +1,9 @@
 """Find the constants of a method: numbers that it computes with and that no parameter or buffer holds.
 
-Most methods name their constants themselves (Method.constants). For the others they are found here, as attributes of
-the modules in the slots that are numbers. A model is saved with its constants, and a checkpoint with other constants is
-refused. A number in the code of a function, as 0.5 in `x + 0.5 * f`, cannot be found.
+A method may name its constants itself (Method.constants). Those of the other methods are found here: they are the
+numbers that are attributes of the modules in slots, the places in layers and stacks for modules of a method
+(methods/base.py). A model is saved with its constants, and a checkpoint with other constants is refused. A number in
+the code of a function, as 0.5 in `x + 0.5 * f`, cannot be found.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from .modules import Dropout
 
 Constants = Mapping[str, float | list[float]]  # name -> one number for a whole stack, or a list in forward order
-# attributes with numbers that are no constants of a method: an eps only keeps a division from failing
+# attributes that are no constants of a method: `training` is a module's mode, an eps keeps a division from failing
 IGNORED = ("training", "eps")
-NORM_PLACES = ("none", "pre", "post")  # of Method.norm_place; a checkpoint holds the index of each
+NORM_PLACES = ("none", "pre", "post")  # what Method.norm_place returns; a checkpoint holds the index of each
 
 
 def find_constants(
@@ -27,14 +28,14 @@ def find_constants(
     """Return the constants of a stack by name: the numbers in its slots, and the places of its LayerNorms.
 
     The name of a number in a slot is made of the slot's name and the attribute's: "residual_c" for an attribute c of
-    the modules in the slot `residual`. The value is one number where all branches have the same, else a list in forward
-    order.
+    the modules in the slot `residual`. The value is one number if all numbers of that name are the same, else their
+    list in forward order.
 
     slots: pairs of address ("decoder.3.ffn.residual") and module, as Stack.slots yields them; norm_places: what
-    Method.norm_place gives for each branch ("pre", "post" or "none"), in forward order. They become the constant
-    "norm_place" unless all are the same, for then the names of a model's parameters show them.
+    Method.norm_place gives for each branch ("pre", "post" or "none"), in forward order. These places become the
+    constant "norm_place" unless all are the same, for then the names of a model's parameters show them.
     """
-    values: dict[str, list[float]] = {}  # name -> numbers of all branches
+    values: dict[str, list[float]] = {}  # name -> numbers of all slots
     for address, slot in slots:
         slot_name = address.rpartition(".")[2]
         for path, module in slot.named_modules():
@@ -58,26 +59,28 @@ def find_constants(
 def _number_attributes(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
     """Yield name and numbers of each attribute of a module, or of its class, that is a number or a tuple of numbers.
 
-    A dropout is left out, because it computes in training alone. A module that changes from update to update is left
-    out too: its attributes are those of a schedule, and what it computes with is a buffer.
+    A bool counts as a number, and a list as a tuple. A dropout is left out, because its probability is a setting of the
+    training. A module that changes from update to update is left out too: its attributes are those of a schedule, and
+    what it computes with is a buffer.
     """
     if isinstance(module, _DropoutNd | Dropout) or hasattr(module, "set_num_updates"):
         return
 
     # attributes of the classes first, base classes before derived ones, then the module's own: later ones replace
-    # earlier ones of the same name, as Python looks them up
+    # earlier ones of the same name, as Python looks them up; those of torch's classes are switches of torch
     attributes: dict[str, Any] = {}
     for base_class in reversed(type(module).__mro__):
         if base_class is not object and not base_class.__module__.startswith("torch."):
             attributes.update(vars(base_class))
     attributes.update(vars(module))
 
-    named_by_torch = getattr(module, "__constants__", ())  # of torch's own modules, as "in_features" of nn.Linear
+    # names of attributes by which torch's own modules are built, as "in_features" of nn.Linear
+    named_by_torch = getattr(module, "__constants__", ())
     for name, value in attributes.items():
-        if name.startswith("_") or name in IGNORED:
+        if name.startswith("_") or name in IGNORED:  # the first are private, of Python or of torch
             continue
         is_size_or_switch = name in named_by_torch and not isinstance(value, float)
-        if is_size_or_switch:  # shapes and presence of weights show these
+        if is_size_or_switch:  # which the shapes and names of parameters show
             continue
         numbers = value if isinstance(value, tuple | list) else [value]
         if numbers and all(isinstance(number, int | float) for number in numbers):

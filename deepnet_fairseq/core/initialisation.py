@@ -1,8 +1,8 @@
 """Initialisation of every parameter, and a report on the standard deviations that were drawn.
 
-A profile (--init-profile) says from which distribution the matrices and biases of each role are drawn; roles are those
-of slots.Weight. The method then multiplies the standard deviation of a matrix by a factor of its own, its gain. The
-profiles are
+A profile (--init-profile) says from which distribution the matrices and biases of each role are drawn. A role is what a
+branch uses a matrix for: "q", "k", "v" or "out" in attention, "fc1" or "fc2" in feed-forward (slots.Weight). The method
+then multiplies the standard deviation of a matrix by a factor of its own, its gain. The profiles are
 
 fairseq_head   fairseq since March 2020 and every release after 0.9: q, k, v, out Xavier-uniform (q, k, v with gain
                1/sqrt2 when keys and values have the query's width), fc1, fc2 and all biases but out's
@@ -131,7 +131,7 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
     - LayerNorms have weight 1 and bias 0.
     - Embeddings are N(0, 1/C) times the method's gain, with a zero padding row; learned positions have no gain.
     - The projection to the vocabulary is N(0, 1/C) times the method's gain, unless it shares an embedding's matrix.
-    - Further matrices between the stacks and this projection are N(0, 1/C).
+    - Further matrices between the stacks and this projection (DeepModel.head_linears) are N(0, 1/C), with bias 0.
 
     Raises a ValueError that names any parameter covered by none of these rules.
     """

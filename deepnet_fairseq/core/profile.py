@@ -1,7 +1,8 @@
 """Measure the profile of an Admin model: the omegas, factors on the shortcuts, that one forward pass gives.
 
-They are measured by hooks on the residual merges, the modules that add a branch to its shortcut. methods/admin.py has
-the equation and its source.
+They are measured by hooks on the residual merges, the modules that add a branch (self-attention, cross-attention or
+feed-forward of a layer) to its shortcut. methods/admin.py has the equation and its source. A stack is the encoder or
+the decoder.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from ..errors import UserError
 from .models import DeepModel, blueprint, build
 
 VERSION = "deepnet_fairseq core model 1"  # the value of the entry "format"
-PLAIN_TYPES = (bool, int, float, str, type(None))  # of fields; weights_only=True would not load those of a subclass
+# types of the values of fields; torch.load with weights_only=True would not load a value of a subclass
+PLAIN_TYPES = (bool, int, float, str, type(None))
 WAY_OUT = "give a file that deepnet_fairseq.core.save wrote"
 
 
@@ -22,13 +23,13 @@ def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
 
     torch.load(path, weights_only=True) gives a dictionary: "format" is VERSION, "arch", "vocab" and "fields" are the
     arguments of `build`, "model" is the state dict. Raises a UserError, naming the file, if it cannot be written, or if
-    `load` could not make the model again: because `build` has not made it, because a field is no plain number or
-    text (PLAIN_TYPES), or because its modules have changed since.
+    `load` could not make the model again: because `build` has not made it, because the value of a field is of none of
+    the PLAIN_TYPES, or because names or shapes in its state dict have changed since.
     """
     path = Path(path)
-    files.check_file("save", path)  # that it can be written
+    files.check_file("save", path)  # raises the UserError if it cannot be written
 
-    # that `load` can make the model again
+    # check that `load` can make the model again
     built = model.built_from
     if built is None:
         raise UserError(f"save {path}", "not a model of deepnet_fairseq.core.build; save its state_dict() yourself")
