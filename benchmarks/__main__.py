@@ -1,4 +1,4 @@
-"""python -m benchmarks COMMAND: speed, deployed, graphs, launches or threads; each prints tables in Markdown."""
+"""python -m benchmarks COMMAND: speed, deployed, launches or threads print tables in Markdown, graphs lines of JSON."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     of_models.add_argument("--variant", action="append", default=[], metavar="NAME=FLAGS", help=variant)
 
     def add(run, **others) -> argparse.ArgumentParser:
-        """Add a command that calls `run` with the parsed flags; return its parser. others: of argparse's add_parser."""
+        """Add a command that calls `run` with the parsed flags; return its parser. others: options of add_parser."""
         command = commands.add_parser(run.__name__, help=run.__doc__, description=run.__doc__, **others)
         command.set_defaults(run=run)
         return command
@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--vocabulary", type=int, default=10_000, help="types of the dictionary (default: %(default)s)")
     sub.add_argument("--sentences", type=integers, default=[1, 32], help="of a batch to translate (default: 1,32)")
     sub.add_argument("--beams", type=integers, default=[1, 5], help="beam sizes (default: 1,5)")
-    sub.add_argument("--warmup", type=int, default=2, help="repeats before the first that counts (default: 2)")
+    sub.add_argument("--warmup", type=int, default=2, help="training on a CPU: repeats that do not count (default: 2)")
     sub.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
     sub.add_argument("--clock", choices=("wall", "process"), default="wall", help="process: on a machine in use")
 

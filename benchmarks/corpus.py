@@ -20,7 +20,8 @@ from deepnet_fairseq.plugin.flags import flag
 NAME = "deepnet_benchmark"
 SENTENCES = 20_000  # pairs of a source and a target
 # The lengths of IWSLT-14 German-English in joint BPE of 10,000 merges are near a log-normal distribution with this
-# median and spread on both sides; the lengths of a source and its target are correlated.
+# median and spread on both sides; the lengths of a source and its target are correlated. Longer lengths than LONGEST
+# are cut to it.
 MEDIAN, SPREAD, CORRELATION, LONGEST = 20, 0.66, 0.97, 245
 
 
@@ -43,7 +44,7 @@ class BenchmarkTask(TranslationTask):
         return cls(cfg, dictionary, dictionary)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        """Make the dataset of a split, whichever it is, of the same sentences."""
+        """Make the dataset of a split; all splits have the same sentences."""
         source, target = sentences(self.cfg.benchmark_vocabulary)
         source_sizes = numpy.array([len(line) for line in source])
         target_sizes = numpy.array([len(line) for line in target])

@@ -54,6 +54,7 @@ EXPORT = ("export", "{checkpoint}", "--data", "{data}", "--to")
 OURS = ("--user-dir", str(Path(deepnet_fairseq.__file__).parent))
 PROGRAMS = {
     STOCK: Program(("export", "{checkpoint}", "--to", "transformer"), "fairseq_generate"),
+    # the average of a single checkpoint is its model, without the optimiser's state
     "ours": Program(("average", "{checkpoint}"), "fairseq_generate", OURS),
     "ctranslate2": Program((*EXPORT, "ctranslate2"), "ctranslate2", type="float32"),
     "ctranslate2-int8": Program((*EXPORT, "ctranslate2", "--quantization", "int8"), "ctranslate2", type="int8"),
@@ -130,7 +131,7 @@ def task_on(data: str, languages: tuple[str | None, str | None], subset: str) ->
 class TestSet:
     """The first sentences of a test set in batches of one kind, written in the form that each program reads.
 
-    They are binarised for fairseq-generate, and in batches.json for the other programs, see `listed`.
+    The sentences are binarised for fairseq-generate, and in batches.json for the other programs, see `listed`.
     """
 
     def __init__(self, args: argparse.Namespace, languages: tuple[str, str], kind: str, work: Path):
@@ -220,7 +221,9 @@ class TestSet:
         """Return BLEU of text if --joined names the segmentation to undo, else of the dictionary's symbols."""
         joined = self.args.joined  # None: post_process leaves the lines alone
         translations = [post_process(line, joined) for line in generated.translations]
-        references = [post_process(line, joined) for line in generated.references or []]
+        assert generated.references is not None  # every program prints them
+        references = [post_process(line, joined) for line in generated.references]
+        # what subword_nmt has cut is in tokens already, and so are the dictionary's symbols
         metric = bleu_metric(tokenize="13a" if joined == "sentencepiece" else "none")
         return metric.corpus_score(translations, [references]).score
 

@@ -1,8 +1,8 @@
 """Seconds of an update with and without CUDA graphs, beside stock fairseq: the same batches, several updates in a row.
 
-Candidates are "stock" (fairseq's transformer, adam), "plain" (this package, deepnet_adam), "waits" (the same, with a
-norm that fairseq reads from the GPU at each comparison), "graphs" (--cuda-graphs), and "graphs-torch"
-(without graphs/kernels.py).
+Candidates are "stock" (fairseq's transformer, adam), "plain" (this package, deepnet_adam), "waits" (as "plain", with a
+norm that fairseq reads from the GPU at each comparison), "graphs" (as "plain", with --cuda-graphs), and "graphs-torch"
+(as "graphs", without graphs/kernels.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ FULL = 0.85  # of --max-tokens, which a batch has to fill: the few short ones of
 def graphs(args: argparse.Namespace) -> None:
     """Print a line of JSON for each candidate: the setting, what Candidate.row returns, and the machine.
 
-    args: the flags of `python -m benchmarks graphs`. UserError without a GPU, or for an unknown candidate.
+    With --kernels a second line for each candidate follows, which has its longest kernels in place of the row. args:
+    the flags of `python -m benchmarks graphs`. UserError without a GPU, or for an unknown candidate.
     """
     if not torch.cuda.is_available():
         raise UserError("graphs: torch sees no GPU here")
@@ -66,9 +67,10 @@ class Candidate:
     """The training of a candidate, and the seconds of its updates."""
 
     def __init__(self, name: str, args: argparse.Namespace):
-        """Build the training, capture its graphs if it has any, and make an update of each batch, which is not timed.
+        """Build the training, capture its graphs if it has any, and make an update of each batch.
 
-        name: one of CANDIDATES; args: the command's flags.
+        These first updates are timed together, apart from those of `run`. name: one of CANDIDATES; args: the command's
+        flags.
         """
         self.name = name
         self.update_freq = args.update_freq  # batches of an update
@@ -120,8 +122,9 @@ class Candidate:
         """Return what was measured: the median milliseconds of an update over the rounds, and more.
 
         "ms_range": of the fastest and of the slowest round; "target_tokens_per_s"; "first_updates_s": seconds of the
-        updates that are not timed; "peak_GiB": memory. With graphs also how many batches were "served" by graphs and
-        how many were "left" to fairseq, the "obstacle" that ended the graphs, or None, and how many "graphs" there are.
+        first update of each batch together, with the captures; "peak_GiB": memory. With graphs also how many batches
+        were "served" by graphs and how many were "left" to fairseq, the "obstacle" that ended the graphs, or None, and
+        how many "graphs" there are.
         """
         middle = statistics.median(self.seconds)
         tokens = statistics.mean(batch["ntokens"] for batch in self.batches) * self.update_freq  # of an update
@@ -133,7 +136,7 @@ class Candidate:
             "first_updates_s": round(self.first_updates, 1),
             "peak_GiB": round(self.peak / 2**30, 2),
         }
-        step = getattr(self.trainer, "graphs", None)
+        step = self.trainer.graphs
         if step is not None:
             row |= {
                 "served": step.served,
@@ -147,9 +150,9 @@ class Candidate:
 def longest_kernels(averages: Iterable[Any], updates: int, most: int) -> dict[str, float]:
     """Return the milliseconds that an update spends in each kernel, of the `most` that take the most of it.
 
-    They are {the kernel's name: milliseconds}, in falling order, after {"all": those of all kernels}. averages: what
-    torch's profiler has seen, an entry for each name, with `key` and microseconds as `self_device_time_total`; updates:
-    how many it has seen.
+    The result is {the kernel's name: milliseconds}, in falling order, after {"all": those of all kernels}. averages:
+    what torch's profiler has seen, an entry for each name, with `key` and microseconds as `self_device_time_total`;
+    updates: how many it has seen.
     """
     milliseconds = {entry.key: entry.self_device_time_total / 1000 / updates for entry in averages}
     found = {"all": round(sum(milliseconds.values()), 2)}

@@ -53,7 +53,7 @@ def size(depth: str, width: str) -> list[str]:
 
 
 def chosen(names: str, variants: list[str]) -> dict[str, tuple[str, ...]]:
-    """Return {name of a candidate: its flags of fairseq-train}; UserError for unknown names.
+    """Return {name of a candidate: its flags of fairseq-train}; UserError for an unknown name or a malformed variant.
 
     names: keys of MODELS with commas between them; variants: candidates that are our model with further flags, each as
     "NAME=FLAGS". torchscale is left out, with a line that says so, where it is not installed.
@@ -84,7 +84,7 @@ def trainer_of(flags: list[str]) -> Trainer:
 
 
 def batches(trainer: Trainer, count: int) -> list[dict]:
-    """Return the first `count` batches of epoch 1, which are the same for every model."""
+    """Begin epoch 1, and return its first `count` batches, which are the same for every model."""
     iterator = trainer.get_train_iterator(epoch=1)
     trainer.begin_epoch(1)
     return list(itertools.islice(iterator.next_epoch_itr(shuffle=True), count))

@@ -15,6 +15,8 @@ from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.trainer import Trainer
 
+from deepnet_fairseq.errors import UserError
+
 from .models import batches, chosen, size, trainer_of, update, watch
 from .timing import Cell, Clock, Column, table, take_turns
 
@@ -28,9 +30,10 @@ GENERATE = [Column(TOKENS, ""), Column("seconds")]
 
 
 def speed(args: argparse.Namespace) -> None:
-    """Print a table of training and one of translating, each with a row for each depth, width and candidate.
+    """Print a table of training and one of translating, or the one that --only names.
 
-    args: the flags of `python -m benchmarks speed`.
+    A row is a candidate at a depth and width; in translating, also with a number of sentences and a beam. args: the
+    flags of `python -m benchmarks speed`. UserError for an unknown table, candidate or size.
     """
     models = chosen(args.candidates, args.variant)
     flags = [f"--max-tokens={args.max_tokens}", f"--benchmark-vocabulary={args.vocabulary}"]
@@ -47,8 +50,14 @@ def speed(args: argparse.Namespace) -> None:
         ("train", ["depth", "width"], TRAIN, train),
         ("generate", ["depth", "width", "sentences", "beam"], GENERATE, generate),
     ]
+    names = [name for name, *_ in tables]
+    wanted = args.only.split(",")
+    unknown = [name for name in wanted if name not in names]
+    if unknown:
+        raise UserError(f"--only {','.join(unknown)}", f"there are {', '.join(names)}")
+
     for name, heads, columns, measure in tables:
-        if name not in args.only.split(","):
+        if name not in wanted:
             continue
         cells = []
         for shape in shapes:
@@ -77,7 +86,7 @@ def built(models: dict[str, list[str]]) -> Iterator[dict[str, Trainer]]:
 
 
 def train(shape: tuple[str, str], models: dict[str, list[str]], args: argparse.Namespace) -> list[Cell]:
-    """Measure updates of fairseq's Trainer, the candidates in turn, and each repeat with a batch; return their cells.
+    """Measure updates of fairseq's Trainer, the candidates in turn; each repeat has its own batch. Return their cells.
 
     shape: depth and width, the condition of the cells; models: {name of a candidate: all of its flags}; args: the
     command's flags.
@@ -108,15 +117,16 @@ def train(shape: tuple[str, str], models: dict[str, list[str]], args: argparse.N
 def _update(step: Callable, clock: Clock, given: list[dict], repeat: int) -> dict[str, float] | None:
     """Make one update; return its numbers by column of TRAIN, None where half precision overflowed.
 
-    They are the seconds of the whole "step", of PARTS and of the "rest", and the target tokens per second. step: makes
-    an update of a batch, timed by `clock` as its parts are; given: the batches; repeat: number of the repeat, below 0
-    in the warm-up.
+    The numbers are the seconds of the whole "step", of PARTS and of the "rest", and the target tokens per second. step:
+    makes an update of a batch, timed by `clock` as its parts are; given: the batches; repeat: number of the repeat,
+    below 0 in the warm-up.
     """
     batch = given[repeat % len(given)]
     done = step(batch)
     seconds = clock.read()
     if done is None:
         return None
+    # 0 for a part whose function was not called, as forward by a CUDA graph
     numbers = {part: seconds.get(part, 0.0) for part in ("step", *PARTS)}
     in_parts = sum(numbers[part] for part in PARTS)
     numbers["rest"] = numbers["step"] - in_parts
@@ -127,7 +137,7 @@ def _update(step: Callable, clock: Clock, given: list[dict], repeat: int) -> dic
 def generate(shape: tuple[str, str], models: dict[str, list[str]], args: argparse.Namespace) -> list[Cell]:
     """Measure beam search by fairseq's SequenceGenerator with random weights, the candidates in turn; return the cells.
 
-    Each repeat has a batch, of sentences about equally long. shape, models, args: as of `train`.
+    Each repeat has its own batch, of sentences about equally long. shape, models, args: as of `train`.
     """
     all_cells = []
     with built(models) as trainers:

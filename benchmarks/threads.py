@@ -26,7 +26,8 @@ from deepnet_fairseq.tools.environment import environment
 from .models import batches, trainer_of, update
 from .timing import Cell, Column, table, take_turns
 
-# width -> layers of each stack: fewer where an update would take many seconds, for a layer's operations decide
+# width -> layers of each stack. Wide models have fewer, since an update would take many seconds; this changes little,
+# because the length of a layer's operations decides whether threads pay.
 LAYERS = {64: 18, 128: 18, 256: 12, 512: 6}
 TRAINING = (
     "--arch=deepnet_transformer", "--method=deepnorm", "--optimizer=adam", "--dropout=0", "--cpu",
@@ -66,7 +67,7 @@ def threads(args: argparse.Namespace) -> None:
     records = []
     try:
         for width in args.widths:
-            layers = 1 if args.smoke else LAYERS.get(width, 6)
+            layers = 1 if args.smoke else LAYERS.get(width, 6)  # 6: for a width that is not in LAYERS
             cells, updates = measure(width, layers, conditions, args)
             print(table(["width", "updates"], [Column("seconds")], list(cells.values())), flush=True)
             for condition in conditions:
@@ -89,7 +90,7 @@ def measure(
 
     A cell has the "seconds" of an update. updates: how many a repeat makes, those of about args.seconds with one
     thread; a repeat that takes much longer is ended sooner. width: embed_dim; layers: of each stack; args: the
-    command's flags. UserError if an update fails.
+    command's flags. UserError if a repeat fails.
     """
     trainer = trainer_of([*TRAINING, *shape(width, layers)])
     trainer.begin_epoch(1)

@@ -30,7 +30,7 @@ class Clock:
     """
 
     def __init__(self, device: str, kind: str = "wall"):
-        """device: "cuda" or "cpu", where the functions compute; kind: of the clock on a CPU, a key of CLOCKS."""
+        """Begin without calls. device: "cuda" or "cpu", where functions compute; kind: a key of CLOCKS, for a CPU."""
         self.now = CLOCKS[kind]
         self.on_gpu = device == "cuda"
         self.spans: dict[str, list] = defaultdict(list)  # {name: (start, end) of each call, as _mark returns them}
@@ -39,7 +39,7 @@ class Clock:
         """Return a function that calls `function` and times that under `name`; several may share a name."""
 
         def call(*args, **kwargs):
-            """Call it; arguments and result are those of `function`."""
+            """Call `function`; arguments and result are its own."""
             start = self._mark()
             try:
                 return function(*args, **kwargs)

@@ -1,6 +1,6 @@
 """torchscale's EncoderDecoder as a fairseq model, the way of its own examples/fairseq, for stock fairseq.
 
-It does the same work as fairseq's `transformer`: with the same weights it gives the same scores. Positions are
+The model does the same work as fairseq's `transformer`: with the same weights it gives the same scores. Positions are
 fairseq's, as in torchscale's example; layers, attention, masks and incremental decoding are torchscale's. torchscale
 imports a function of timm, which needs torchvision, for stochastic depth, and fairscale's wrapper for recomputation.
 Both are off here, and stand-ins take their place.
@@ -26,7 +26,7 @@ from .timing import TORCHSCALE_ARCH
 def stand_ins() -> Iterator[None]:
     """Let torchscale import `timm.models.layers` and `fairscale.nn` in a `with` block, installed or not.
 
-    Afterwards sys.modules is as before, so that other programs find the real ones.
+    Afterwards sys.modules has under these names what it had before, so that other programs find the real ones.
     """
     modules = _package("timm.models.layers", drop_path=_off)
     modules |= _package("fairscale.nn", checkpoint_wrapper=_off, wrap=_off)

@@ -1,7 +1,8 @@
 """Translate a test set once with one program, as a script of its own: `python -P translate.py JOB.json`.
 
-It imports only what its program needs, because its memory is measured. It prints what fairseq-generate prints: T-, D-
-and the line with the speed, which is that of the search, from tokens to tokens. The job, which deployed.py writes, has
+The script imports only what its program needs, because its memory is measured. It prints what fairseq-generate prints:
+T-, D- and the line with the speed, which is that of the search, from tokens to tokens. The job, which deployed.py
+writes, has
 - "program": a key of PROGRAMS, and "model": the file or folder that it reads;
 - "flags": of fairseq-generate, which reads a test set by them; for the others
 - "batches": file of the test set, a list of batches; a batch is a list of sentences, each with "id", "source" (tokens),

@@ -43,8 +43,8 @@ def obstacle() -> str | None:
 def guard() -> Path:
     """Return the file of the library that is compiled from guard.cpp; UserError if there is an obstacle.
 
-    It is compiled at its first use on this machine (2 s), and again for another version of its source, of torch or of
-    the compiler's path. Several processes may do so at once.
+    The library is compiled at its first use on this machine (2 s), and again for another source, another version of
+    torch or another path of the compiler. Several processes may do so at once.
     """
     reason = obstacle()
     if reason:
@@ -85,8 +85,8 @@ class FakeGPU:
     def __call__(self, function, *args, **kwargs) -> Any:
         """Return what function(*args, **kwargs) returns in that process.
 
-        function: of a module, for the process imports it by its name. AssertionError with the traceback for what it
-        raises; SystemExit for a program that refuses its flags.
+        function: one of a module, since the process imports it by its name. An error that it raises becomes an
+        AssertionError with the traceback; a SystemExit, as of a program that refuses its flags, stays one.
         """
         return self.pool.submit(_called, function, args, kwargs).result()
 

@@ -1,7 +1,8 @@
 """The fake device: counts what is asked of it by part of the update, names who waits for it, and models its time.
 
-It works only in a process that guard.cpp was loaded into. Tensors are torch's fake ones: they have a shape, a type and
-a device, and no numbers. A part is a stage of the update, such as forward, backward or optimizer. Operators are ATen's.
+This works only in a process that guard.cpp was loaded into. Tensors are torch's fake ones: they have a shape, a type
+and a device, and no numbers. A part is a stage of the update, such as forward, backward or optimizer. Operators are
+ATen's.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Device(TorchDispatchMode):
     """Stand-in for the device. In a `with` block of it, every operator comes to it before it is run.
 
     record: counts what is asked of the device, under the part that `part` names. Numbers that the CPU reads are made
-    up.
+    up, see `answer`.
     """
 
     def __init__(self):
@@ -109,7 +110,7 @@ class Device(TorchDispatchMode):
             with _disable_current_modes():
                 return func(*args, **kwargs)
 
-        # operators whose result depends on numbers, which fake tensors do not have
+        # operators whose result depends on numbers, which fake tensors do not have, or on a driver, which is not there
         on_gpu = any(tensor.is_cuda for tensor in given)
         if on_gpu and name in WAITS:
             self.waits(WAITS[name])
@@ -136,12 +137,15 @@ class Device(TorchDispatchMode):
         return made
 
     def waits(self, kind: str) -> None:
-        """Note that the CPU waits for the device now, and in which function. kind: why, as a value of WAITS."""
+        """Note that the CPU waits for the device now, and in which function. kind: why, such as a value of WAITS."""
         self.record.waits[f"{self.part} {kind} {caller()}"] += 1
 
     def _copied(self, source: Tensor, result: Tensor, non_blocking: bool) -> None:
-        """Note a copy between host and device, for which the CPU waits unless it is `non_blocking`."""
-        if source.is_cuda == result.is_cuda:  # no copy between the two
+        """Note a copy, for which the CPU waits unless it is `non_blocking`.
+
+        Nothing is noted of a copy that stays on the host or on the device, nor of one to the host without a wait.
+        """
+        if source.is_cuda == result.is_cuda:
             return
         if not non_blocking:
             self.waits("copy to device" if result.is_cuda else "copy to host")
@@ -202,7 +206,8 @@ class Device(TorchDispatchMode):
             return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False)[0]
 
         if mask is not None:
-            # the kernel reads 16 bytes at a time: pad the rows of the mask to a multiple of that, and take the rest off
+            # as torch does for the kernel's aligned reads: pad the rows of the mask to a multiple of 8 numbers, and cut
+            # them off again
             if any(stride % 8 for stride in mask.stride()[:-1]):
                 mask = F.pad(mask, (0, -mask.size(-1) % 8)).narrow(-1, 0, mask.size(-1))
             mask = mask.expand(shape)
@@ -258,9 +263,9 @@ def frames() -> Iterator[types.FrameType]:
 
 
 def caller() -> str:
-    """Return "file:function" of the innermost call in fairseq, torchscale or this package, "?" if there is none.
+    """Return "file:function" of the innermost call in deepnet_fairseq, fairseq or torchscale, "?" if there is none.
 
-    The file is named from its package on, one of this package by its path within the package.
+    The file is named from its package on, one of deepnet_fairseq by its path within the package.
     """
     for frame in frames():
         path = frame.f_code.co_filename

@@ -1,7 +1,7 @@
 """Dry runs on the fake device: an update of fairseq's Trainer, and steps of beam search.
 
-They compute nothing, and return Records of what was asked of the device, see device.py. They work only in the process
-of a FakeGPU.
+The dry runs compute nothing, and return Records of what was asked of the device, see device.py. They work only in the
+process of a FakeGPU.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def decode(fields: dict, dtype: torch.dtype, rows: int = 16, beams: int = 5, ste
 
 
 def begin() -> None:
-    """Register the plug-in, silence warnings and logs, and put the fake device in place; once more does no harm."""
+    """Register the plug-in, silence warnings and logs, and put the fake device in place; a second call does no harm."""
     register()
     warnings.simplefilter("ignore")
     logging.disable(logging.INFO)
@@ -118,7 +118,7 @@ def _counted(function: Callable, part: str) -> Callable:
     """Return a function that calls `function`, and counts what that asks of the device under `part`."""
 
     def call(*args, **kwargs):
-        """Call it; arguments and result are those of `function`."""
+        """Call `function`; arguments and result are its own."""
         with DEVICE.during(part):
             return function(*args, **kwargs)
 

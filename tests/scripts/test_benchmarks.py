@@ -46,6 +46,13 @@ def printed_speed() -> str:
     return output.getvalue()
 
 
+def test_speed_refuses_the_name_of_a_table_that_it_does_not_have():
+    with pytest.raises(SystemExit) as ended:
+        main(["speed", "--device", "cpu", "--candidates", "ours", "--only", "train,translate"])
+
+    assert "--only translate:" in str(ended.value)
+
+
 @pytest.mark.smoke
 def test_speed_names_torch_and_what_is_left_out(printed_speed):
     """torchscale is not installed."""
