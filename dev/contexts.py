@@ -24,4 +24,4 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
     running = Coverage.current()
     if running is not None:
-        running.config.context = nodeid  # this process has begun to count, and reads it no more
+        running.config.context = nodeid  # for forks; this process, which has begun to count, reads its settings no more

@@ -40,14 +40,14 @@ def count(source: str) -> Counter[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
             text = node.body[0]
-            last = text.end_lineno or text.lineno
+            last = text.end_lineno or text.lineno  # ast.parse sets it; only its type allows None
             for line in range(text.lineno, last + 1):
                 kinds[line] = "docstring"
     return Counter(kinds.values())
 
 
 def rooms() -> dict[str, list[Path]]:
-    """Return the Python files of each room by its name: first the package's, then "tests/" and others beside it.
+    """Return the Python files of each room by its name: first the package's rooms, then the FOLDERS beside it.
 
     Modules that lie directly in the package are one room, "(single modules)". Only the names of folders beside the
     package end with a slash.

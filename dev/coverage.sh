@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Report the share of the package's statements that tests have run since the last call: a table by room, and
-# coverage/xml and coverage/html/index.html for other tools.
+# Report the share of the package's statements that tests have run since coverage/data was begun: a table by room, and
+# coverage/xml and coverage/html/index.html for other tools. Remove coverage/data to begin anew.
 #   COVERAGE=1 scripts/test.sh && dev/coverage.sh
 # Programs that tests start are counted, except those that a test kills. Counting takes half as long again.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Use some minutes of a GPU: run the open parts of the project's list, in its order, and record what each one gave.
+# Use some minutes of a GPU: run the open parts of the project's list, and record what each one gave. They run in the
+# list's order, but for a part that runs side by side with an earlier one.
 # docs/gpu_minutes.md has the list, what counts as an answer, and how to take text and wheels to a machine without network.
 #
 #   dev/gpu_minutes.sh --prepare          on any machine, before: text, wheels and commit, into the folder gpu_minutes
@@ -7,11 +8,11 @@
 #   dev/gpu_minutes.sh [--minutes 9]      runs the open parts that fit into so many minutes
 #   dev/gpu_minutes.sh --only PART,PART   these parts, open or not
 #   dev/gpu_minutes.sh --collect FILE     adds another machine's records to results/gpu/records.jsonl
-#   SMOKE=1 dev/gpu_minutes.sh            the whole list in miniature on a CPU; records nothing in results/gpu
+#   SMOKE=1 dev/gpu_minutes.sh            each kind of part in miniature on a CPU; records nothing in results/gpu
 #   dev/gpu_minutes.sh --help             all flags
 #
 # Needs Python 3.11 or later with torch for CUDA, 2.6 or later. Takes the active Python if it has fairseq; else adds the
-# wheels of gpu_minutes/wheels to it; else makes .venv by scripts/setup.sh.
+# wheels of gpu_minutes/wheels to it, if they are there and it has torch; else makes .venv by scripts/setup.sh.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 export GPU_MINUTES_BEGAN="${GPU_MINUTES_BEGAN:-$(date +%s)}"  # the minutes count from here

@@ -35,7 +35,7 @@ class Mutant:
     """One small mistake: in a file, the bytes from `start` to `end` become `after`."""
 
     path: str  # of the file, relative to the repository's root
-    line: int  # where the mistake begins, counted from 1
+    line: int  # where the piece of code with the mistake begins, counted from 1
     start: int
     end: int  # exclusive
     before: str  # the replaced source
@@ -68,6 +68,7 @@ class Source:
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         """Return where the source of a node starts and ends in the file, in bytes, the end exclusive."""
         start = self._line_starts[node.lineno - 1] + node.col_offset
+        # ast.parse sets both ends; only their types allow None
         end_line = node.end_lineno or node.lineno
         end = self._line_starts[end_line - 1] + (node.end_col_offset or 0)
         return start, end

@@ -73,7 +73,8 @@ class Record:
         # {file, as "deepnet_fairseq/errors.py": {line: names of the tests that run it}}
         self.tests: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
         self.at_import: dict[str, set[int]] = defaultdict(set)  # {file: lines that run outside of any test}
-        self.lines: Counter[str] = Counter()  # {name of a test: number of lines of the package that it runs}
+        # {name of a test: number of lines of the package that it runs; those of its setup and teardown count as well}
+        self.lines: Counter[str] = Counter()
         rows = sqlite3.connect(path).execute(
             "select file.path, context.context, line_bits.numbits from line_bits"
             " join file on file.id = line_bits.file_id join context on context.id = line_bits.context_id"
@@ -94,9 +95,9 @@ class Record:
     def of(self, mutant: Mutant) -> list[str]:
         """Return the names of the test functions that run a mutant's line, those first that run the fewest lines.
 
-        For a line that runs at import, they are those that run any line of its file. Names are without
-        parameters, so that all cases of a function run: parameters with brackets or line ends make a name that pytest
-        does not find.
+        For a line that runs at import, they are the tests that run any line of its file. Names are without parameters,
+        so that all cases of a function run: parameters with brackets or line ends make a name that pytest does not
+        find.
         """
         tests_by_line = self.tests[mutant.path]
         cases = tests_by_line[mutant.line]

@@ -21,7 +21,7 @@ def _any_if_union(context: AttributeContext) -> Type:
 
 
 class ModuleTables(Plugin):
-    """Plugin that types members found by Module.__getattr__; declared members keep their type."""
+    """Plugin that types members found by Module.__getattr__; members that Module declares keep a type without union."""
 
     def get_attribute_hook(self, fullname: str):
         """Return the function that gives an attribute its type; None leaves the type to mypy.

@@ -1,4 +1,4 @@
-"""Count the files of this package that a training enters: until its first update, in one update, and when it resumes.
+"""Count the files of this package that a training enters: until its first update, in one, in a save and in a resume.
 
     python -m dev.trace            prints a table
     python -m dev.trace --files    and the files by name

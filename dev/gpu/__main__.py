@@ -105,10 +105,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
-    """Run the open parts that fit into the minutes, or those that --only names; return 1 if one failed, else 0.
+    """Run the open parts that fit into the minutes; return 1 if one failed, else 0.
 
-    folder: of text, wheels and the parts' own files; file: of the records, to which a miniature adds only if --records
-    names it.
+    --only names the parts instead, open or not; they have to fit, too. Without it a miniature takes all parts but
+    SAME_IN_MINIATURE, open or not; it has an hour. folder: of text, wheels and the parts' own files; file: of the
+    records, to which a miniature adds only if --records names it.
     """
     if args.only is not None:
         wanted = [part_named(name) for name in args.only.split(",")]
@@ -121,7 +122,7 @@ def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
         file = args.records.resolve() if args.records else folder / "records.jsonl"  # none of results/gpu
     else:
         check_ready(folder)
-    # the minutes count from the start of dev/gpu_minutes.sh, which notes it in seconds since 1970
+    # the minutes count from the start of dev/gpu_minutes.sh, which notes it in seconds since 1970; from now without it
     began = float(os.environ.get("GPU_MINUTES_BEGAN", time.time()))
     seconds_ago = time.time() - began
     minutes_given = 60.0 if args.smoke else args.minutes
@@ -188,7 +189,8 @@ def listed(known: list[dict], longest: float) -> str:
         else:
             state = "open" if shown is None else f"open, {shown['ended']} before"
             seconds = parts.predicted(part, known, longest)
-        minutes_shown = "-" if seconds is None else f"{seconds / 60:.1f}"  # none predicted: it would make no sense now
+        # None: no record of the seconds, or none predicted because the part would make no sense in so few
+        minutes_shown = "-" if seconds is None else f"{seconds / 60:.1f}"
         device = "" if shown is None else shown["device"]
         table.append([str(part.number), part.name, part.what, state, device, minutes_shown])
     return markdown(table)

@@ -1,4 +1,4 @@
-"""Part 4: DeepNet's Figure 6 at its size. The flags of scripts/iwslt14_de_en.sh, on text of IWSLT-14's size.
+"""Part 4: DeepNet's Figure 6 at its size, with the flags of scripts/iwslt14_de_en.sh, on text of IWSLT-14's size.
 
 A cell is one training of the figure: a method with so many encoder layers and as many decoder layers. Each cell is a
 part of the list, with the name figure6-METHOD-LAYERS. A part gets its folder, its time and its size from a Work. A row
@@ -19,13 +19,13 @@ FEWEST = 2000  # updates below which a training would say nothing about a method
 # By layers: predicted seconds of an update on one H100 with --cuda-graphs, from 28 ms at 18L-18L and 121 at 100L-100L
 # on an H200
 SECONDS_AN_UPDATE = {10: 0.017, 20: 0.031, 50: 0.068, 100: 0.13}
-# As scripts/iwslt14_de_en.sh has them, and DeepNet's Table 4
+# The flags are those of scripts/iwslt14_de_en.sh, most of them from DeepNet's Table 4
 MODEL = """--encoder-embed-dim 512 --encoder-ffn-embed-dim 2048 --encoder-attention-heads 8 --max-tokens 4000
     --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --optimizer deepnet_adam --adam-eps 1e-8
     --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 --lr 5e-4"""
 # Post-LN deeper than 10 layers may learn nothing: it ends where 3,000 updates in a row are no better than guessing
 STOP_STUCK = ["--stop-stuck=3000", "--validate-interval-updates=1000", "--max-tokens-valid=8000"]
-# A model that has learnt nothing would go on to fairseq's 200 tokens
+# Without these limits a model that has learnt nothing would go on to fairseq's 200 tokens
 GENERATION = "--beam 5 --max-len-a 1.5 --max-len-b 10"
 # By layers: tokens of a batch of fairseq-generate, for which keys and values take 40 GiB at most
 GENERATION_TOKENS = {10: 48000, 20: 48000, 50: 24000, 100: 12000}
@@ -106,7 +106,7 @@ def trainings_of_depth(layers: int, records: list[dict]) -> list[dict]:
     """Return the rows of trainings of all cells of a depth, the oldest first, also of those that were cut off."""
     found = []
     for record in records:
-        if str(record.get("part", "")).startswith("figure6-"):
+        if record.get("part", "").startswith("figure6-"):  # "": records from before the list name no part
             found += [row for row in rows([record], record["part"], TRAINED) if row["layers"] == layers]
     return found
 
@@ -119,9 +119,9 @@ def length(layers: int, records: list[dict], longest: float) -> tuple[int, int]:
     too many and does not count. The warm-up is half of the updates, as in the paper. layers: the depth; records: all
     that there are, the oldest first.
     """
-    over = [row for row in trainings_of_depth(layers, records) if row["ended"] != CUT]
-    if over:
-        updates = over[0]["of_updates"]
+    finished = [row for row in trainings_of_depth(layers, records) if row["ended"] != CUT]
+    if finished:
+        updates = finished[0]["of_updates"]
     else:
         seconds = longest - seconds_beside_updates(layers)
         that_fit = int(seconds / seconds_an_update(layers, records))

@@ -1,4 +1,4 @@
-"""Part 1: trainings by CUDA graphs against plain ones of every method, times beside stock fairseq, two at a time.
+"""Parts 1 and 4: trainings by CUDA graphs against plain ones, times beside stock fairseq; two trainings at a time.
 
 A plain training computes its updates without CUDA graphs. The functions that take a Work are parts of the list: they
 yield rows, dictionaries of what they measured, for the part's record. The Work has the part's folder and time, and says
@@ -32,12 +32,12 @@ ALONE, TWO = "one training alone", "two trainings side by side"  # "what" of the
 
 
 def equal(work: Work) -> Iterator[dict]:
-    """Train each method at 6L-6L plainly, plainly again, and by graphs, in fp16 with dropout; yield a row for each.
+    """Train each method at 6L-6L plainly, plainly again, and by graphs, in fp16 with dropout; yield a row a method.
 
     A row has "plain_again" and "graphs": the largest relative difference of the second and of the third training's
-    losses from the first's in 20 updates. The second shows how far two trainings differ on this device with nothing
-    changed. The row also has the batches "served" by graphs, those "left" to fairseq, and the "obstacle", the reason
-    why graphs were given up, or None.
+    losses from the first's in 20 updates, as `difference` returns it. The second training shows how far two differ on
+    this device with nothing changed. The row also has the batches "served" by graphs, those "left" to fairseq, and the
+    "obstacle", the reason why graphs were given up, or None. The miniature has two methods at 2L-2L, and no graphs.
     """
     from deepnet_fairseq import register
 
@@ -104,10 +104,10 @@ def difference(one: list[float], other: list[float]) -> float | None:
 
 
 def times(work: Work) -> Iterator[dict]:
-    """Time an update of several depths by graphs, plainly and in stock fairseq; yield a row for each.
+    """Time an update of several depths by graphs, plainly and in stock fairseq, where TIMES names these candidates.
 
-    A row has the entries that `python -m benchmarks graphs` prints, and the "name" of the case, a key of TIMES. Another
-    row has the milliseconds in each of an update's longest kernels.
+    A row has the entries that `python -m benchmarks graphs` prints of a candidate, and the "name" of the case, a key of
+    TIMES. With --kernels another row of it has the milliseconds in each of an update's longest kernels.
     """
     if work.miniature:
         yield {"what": "times", "note": "not in miniature: python -m benchmarks graphs needs a GPU"}
@@ -122,7 +122,7 @@ def times(work: Work) -> Iterator[dict]:
 
 
 def two_at_a_time(work: Work) -> Iterator[dict]:
-    """Train DeepNorm 10L-10L once alone, then two trainings of it side by side; yield a row for each of the two.
+    """Train DeepNorm 10L-10L once alone, then two trainings of it side by side; yield a row for ALONE and one for TWO.
 
     "updates_a_second" counts the updates of all trainings that run at the time.
     """

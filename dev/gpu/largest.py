@@ -23,11 +23,12 @@ PLAN = "--arch deepnet_transformer --share-all-embeddings --memory-efficient-fp1
 def run(work: Work) -> Iterator[dict]:
     """Make ten updates with recomputation of activations, twice; yield rows of the planned memory and of the training.
 
-    The first time with dropout, the second time without and by CUDA graphs, which need that ("graphs"). "peak_GiB" is
-    the memory in all rows; those of trainings have the losses and the seconds of an update, too.
+    The first training has dropout; the second, "graphs", has none and runs by CUDA graphs, which recompute activations
+    only without dropout. "peak_GiB" is the memory in all rows; those of trainings have the losses and the seconds of an
+    update, too.
     """
     yield from measured(work, "training", [])
-    # batches get few shapes, because a graph of 1,000 layers takes memory
+    # batches get few shapes, because a graph of 1,000 layers takes memory; "auto" means no graphs on a CPU
     without_dropout = ["--dropout=0", "--cuda-graphs=auto" if work.miniature else "--cuda-graphs=4"]
     yield from measured(work, "graphs", without_dropout)
 
@@ -37,6 +38,7 @@ def measured(work: Work, name: str, more: list[str]) -> Iterator[dict]:
 
     name: of the training in its row; more: its further flags, which `deepnet plan` takes too.
     """
+    # adam in place of Figure 6's deepnet_adam, which keeps float32 weights and refuses --memory-efficient-fp16
     settings = [*shlex.split(figure6.MODEL), "--optimizer=adam", f"--max-tokens={TOKENS}", *more]
     layers = 2 if work.miniature else 500
     model = model_flags("deepnorm", layers)  # method and depth

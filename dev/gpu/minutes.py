@@ -64,10 +64,11 @@ class Minutes:
     known: list[dict] = field(default_factory=list)  # all records, the oldest first
 
     def run(self, wanted: list[Part], open_only: bool = True) -> list[dict]:
-        """Run the parts that fit into the time that is left, in their order, and record them; return the new records.
+        """Run the parts that fit into the time that is left, and record them; return the new records.
 
-        A part that does not fit, or lacks something, is skipped with a line that says why. open_only: leave out parts
-        that are done.
+        The parts run in their order, but for one that runs side by side with an earlier part, as its companion, and so
+        comes forward. If the two do not fit, the earlier part runs alone. A part that does not fit, or lacks something,
+        is skipped with a line that says why. open_only: leave out parts that are done.
         """
         self.known = records.read(self.file)
         new: list[dict] = []
@@ -77,6 +78,10 @@ class Minutes:
             together = [part, *self._companions(part, left)]  # which run side by side
             seconds = self._seconds(together)
             reason = self._why_not(part, seconds)
+            if reason is not None and len(together) > 1:
+                together = [part]
+                seconds = self._seconds(together)
+                reason = self._why_not(part, seconds)
             if reason is not None:
                 print(f"== {part.name}: {reason}", flush=True)
                 continue
@@ -94,8 +99,8 @@ class Minutes:
     def _companions(self, part: Part, left: list[Part]) -> list[Part]:
         """Return the part of `left` to run side by side with this one, in a list that may be empty.
 
-        Two parts with the same word in Part.beside may run so, if two_at_a_time has found that the GPU then makes more
-        updates. Miniatures measure nothing, and any two run at a time to be over sooner.
+        Two parts with the same word in Part.beside may run so, if two_at_a_time has found that the GPU then makes at
+        least ENOUGH times as many updates. Miniatures measure nothing, and any two run at a time to be over sooner.
         """
         if self.miniature:
             return left[:1]
@@ -152,12 +157,12 @@ class Minutes:
             while running:
                 time.sleep(POLL)
                 for one in list(running):
-                    over = one.process.poll() is not None
-                    if over or time.monotonic() > one.until:
+                    has_ended = one.process.poll() is not None
+                    if has_ended or time.monotonic() > one.until:
                         running.remove(one)
-                        end(one.process)  # if it is over, programs that it started may still run
+                        end(one.process)  # where it has ended by itself, programs that it started may still run
                         others = [part.name for part in together if part != one.part]
-                        yield self._record(one, cut=not over, beside=others)
+                        yield self._record(one, cut=not has_ended, beside=others)
         finally:
             for one in running:
                 end(one.process)
@@ -165,7 +170,7 @@ class Minutes:
     def _start(self, part: Part, limit: float) -> Running:
         """Start the process of a part, in an empty folder. limit: seconds after which it is killed.
 
-        It is the first of a process group, so that it can be killed with all that it started.
+        The process is the first of a process group, so that it can be killed with all that it started.
         """
         folder = self.folder / "work" / part.name
         shutil.rmtree(folder, ignore_errors=True)
@@ -190,8 +195,9 @@ class Minutes:
         """Return the record of a part that is over; copy the ends of its logs into `out`, if there is one.
 
         cut: whether it was killed because its time was over. beside: names of the parts that ran side by side with it.
-        The record has "part", "ended" (DONE, CUT or FAILED), "seconds", "device", "date", "versions", "commit" and
-        "rows"; and where there is such a thing "why" it failed, "beside", and the "share" of its work that it did.
+        The record has "part", "ended" (DONE, CUT or FAILED), "seconds", "device", "date", "versions", "commit",
+        "modified" and "rows"; and where there is such a thing "why" it failed, "beside", and the "share" of its work
+        that it did.
         """
         if cut:
             ended = CUT

@@ -19,7 +19,7 @@ NO_TESTS = 5  # pytest's status where nothing was collected
 def tests(work: Work) -> Iterator[dict]:
     """Run the tests marked gpu; yield one row: how many passed, failed and so on, and the names of those that failed.
 
-    The miniature only collects the tests, and its row has their number, "collected".
+    The miniature only collects the tests; "collected" is their number in its row, and 0 in that of a GPU.
     """
     # only these files, as pytest imports every file that it is given
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]

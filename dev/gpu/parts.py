@@ -39,7 +39,7 @@ class Part:
 def cells() -> list[Part]:
     """Return the parts that train for Figure 6, a method at a depth each: those that say most in few minutes first.
 
-    Those of 10 layers take the least time, those of 100 the most.
+    Trainings of 10 layers take the least time, those of 100 the most.
     """
     order = [(method, 10) for method in ("deepnorm", "post_ln", "pre_ln")]
     order += [(method, 50) for method in ("deepnorm", "pre_ln", "post_ln")]

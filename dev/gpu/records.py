@@ -63,7 +63,7 @@ def collect(source: Path, target: Path) -> int:
 def of_part(records: Iterable[dict], name: str) -> list[dict]:
     """Return the records of the part with a name, in their order, the oldest first.
 
-    Some records were made before there was a list of parts; they have no "part" and belong to none.
+    Some records were made before there was a list of parts; those without a "part" belong to none.
     """
     return [record for record in records if record.get("part") == name]
 
@@ -74,7 +74,10 @@ def is_done(records: Iterable[dict], name: str) -> bool:
 
 
 def rows(records: Iterable[dict], name: str, what: str) -> list[dict]:
-    """Return the rows of the part with a name whose "what" is `what`, of all its records, the oldest first."""
+    """Return the rows of the part with a name whose "what" is `what`, of all its records, the oldest first.
+
+    Records of measurements from before there was a list of parts have no "rows".
+    """
     found = []
     for record in of_part(records, name):
         found += [row for row in record.get("rows", []) if row.get("what") == what]

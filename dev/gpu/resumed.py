@@ -82,7 +82,8 @@ def largest_difference(one: list, other: list) -> float:
 def beam_search(work: Work) -> Iterator[dict]:
     """Time fairseq's beam search on this package's model and on stock fairseq's; yield a row for each depth.
 
-    Its "table" is what `python -m benchmarks speed` prints: a list of rows, each a list of texts, the heads first.
+    A row's "table" is what `python -m benchmarks speed` prints: a list of rows, each a list of texts, the heads first.
+    The miniature has models of 1L-1L under both names.
     """
     size = shlex.split(SMALL_SEARCH if work.miniature else SEARCH)
     for number, (name, depth) in enumerate(SEARCHES.items()):

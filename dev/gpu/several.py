@@ -25,7 +25,8 @@ UPDATES, SAVE = 30, 10  # updates of a training, and from one save to the next
 def run(work: Work) -> Iterator[dict]:
     """Train DeepNorm on one GPU, and on all in five ways; yield a row of each.
 
-    The five: by torch's DistributedDataParallel; by it with ZeRO; both by CUDA graphs; killed and resumed.
+    The five ways are: by torch's DistributedDataParallel; by it with ZeRO; both by CUDA graphs; killed and resumed. The
+    miniature, on two processes of a CPU, has ZeRO and the killed training alone.
 
     This is done at each depth. A row is what Training.run returns. Every training makes the same updates from the same
     batches, without dropout: one GPU computes in turn what the others compute at once (--update-freq). So the rows of

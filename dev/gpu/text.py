@@ -23,7 +23,7 @@ from deepnet_fairseq.tools.environment import repository
 from .records import ROOT
 
 SPLITS = ("train", "valid", "test")
-# Python 3.12 with torch, numpy, sacrebleu, sentencepiece, matplotlib, scipy, filelock, tqdm, pytest and xdist is there
+# what a machine lacks that has Python 3.12, torch and the other packages that docs/gpu_minutes.md names
 WHEELS = (
     "fairseq-fixed==0.12.3.1", "hydra-core==1.3.2", "omegaconf==2.3.0", "bitarray", "tensorboardX", "sacremoses",
     "subword-nmt",
@@ -44,7 +44,7 @@ def prepare(folder: Path, mix: Path | None) -> None:
 
     mix: folder of the German-English text, with files train.de, valid.iwslt14.de and so on; None if text/mix is there
     or not wanted. Prints the sizes of the project's files, the text and the wheels. UserError if they are too large
-    together, or if `mix` has no train.de.
+    together, if `mix` has no train.de, or if pip fails.
     """
     register()
     text = folder / "text"
@@ -80,8 +80,8 @@ def quickstart_language(dest: Path, sizes: dict[str, int], vocab: int) -> None:
 def german_english(dest: Path, mix: Path) -> None:
     """Binarise the German-English mix into the folder `dest`, with 10,000 subwords, as for IWSLT-14 in Figure 6.
 
-    mix: folder of the plain text; MIX says which of its collections are used. UserError if it has no train.de. A pair
-    with an empty side is left out.
+    mix: folder of the plain text; MIX says which of its collections are used. UserError if the folder has no train.de.
+    A pair with an empty side is left out.
     """
     if not (mix / "train.de").exists():
         raise UserError(f"--mix {mix}: has no train.de; name the folder with train.de, valid.iwslt14.de and so on")
@@ -94,7 +94,7 @@ def german_english(dest: Path, mix: Path) -> None:
 def miniature(folder: Path) -> None:
     """Make small texts in `folder` under the names of the real ones, language and mix, unless they are there.
 
-    Both are of the generated language, which needs no download; that of the mix is called German and English.
+    Both texts are of the generated language, which needs no download; that of the mix is called German and English.
     """
     register()
     sizes = {"train": 400, "valid": 20, "test": 20}
@@ -129,7 +129,10 @@ def fetch_wheels(folder: Path) -> None:
 
 
 def write_commit(folder: Path) -> None:
-    """Write the commit of this checkout into FOLDER/commit.json, for a machine where there is no git."""
+    """Write the commit of this checkout, and whether files differ from it, into FOLDER/commit.json.
+
+    A machine without git takes it from there, see read_commit.
+    """
     commit, modified = repository()
     (folder / "commit.json").write_text(json.dumps({"commit": commit, "modified": modified}))
 
@@ -137,7 +140,8 @@ def write_commit(folder: Path) -> None:
 def read_commit(folder: Path) -> dict:
     """Return {"commit": ..., "modified": whether files differ from it}, for records.
 
-    They are those of this checkout; without git, those that write_commit noted in `folder`; without either, None.
+    The values are those of this checkout; without git, those that write_commit noted in `folder`; without either, None
+    and False.
     """
     commit, modified = repository()
     noted = folder / "commit.json"

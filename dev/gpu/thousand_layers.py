@@ -1,7 +1,7 @@
 """Part 2: do 1,000 layers translate? Experiment C2 of results/thousand_layers, for some minutes of a GPU.
 
 A part yields rows: dictionaries of what it measured. This one makes as many updates as fit into the time that is left.
-Its Work has its folder and time, and says whether it is a miniature, with a tiny model on a CPU.
+The part's Work has its folder and time, and says whether it is a miniature, with a tiny model on a CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEARER = 1.15  # an update may take so many times as long as one with 2,048 toke
 TIMED = 20  # updates whose mean time is taken
 START = 20.0  # seconds of fairseq-train before its first update, without captures
 AFTER = 110.0  # seconds for translations and held-out bits
-# The quickstart's language, pieces, beam and test set; width and loss of experiment C2
+# The language, its pieces, the beam and the test set are the quickstart's; width and loss are those of experiment C2
 MODEL = """--encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-attention-heads 2 --dropout 0.0 --clip-norm 0.0
     --optimizer deepnet_adam --disable-validation --no-save-optimizer-state --log-interval 25 --num-workers 1"""
 GENERATION = "--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 24000"
@@ -42,7 +42,7 @@ GENERATION = "--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 
 def predicted(records: list[dict], longest: float) -> float:
     """Return the fewest seconds that the part needs, whatever the records and `longest` are: see parts.Predict.
 
-    It takes more, if more are left.
+    The part takes more seconds, if more are left.
     """
     return FEWEST_SECONDS
 
@@ -174,7 +174,8 @@ def choose(timed: dict[int, dict], seconds: float) -> tuple[int, int]:
 def flags(work: Work, tokens: int, updates: int) -> list[str]:
     """Return the flags of the training for fairseq-train, beside COMMON. tokens: of a batch; updates: of the training.
 
-    The learning rate stays at its peak for two thirds of the updates after the warm-up, and then falls.
+    The warm-up has WARMUP updates, but at most a quarter of all. The learning rate stays at its peak for two thirds of
+    the updates after it, and then falls.
     """
     warmup = min(WARMUP, updates // 4)
     fall = (updates - warmup) // 3

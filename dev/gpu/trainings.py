@@ -25,7 +25,7 @@ ENDINGS = {0: "trained", DIVERGED: "diverged", STUCK: "stuck"}
 COMMON = """--user-dir deepnet_fairseq --arch deepnet_transformer --share-all-embeddings --criterion
     label_smoothed_cross_entropy --label-smoothing 0.1 --adam-betas '(0.9, 0.98)' --seed 1 --log-format json
     --distributed-world-size 1 --no-epoch-checkpoints --save-interval 100000 --validate-interval 100000"""
-# flags of the model in miniature, behind those of its own size
+# flags of the model in miniature; they stand behind those of the full size, which they replace
 MINIATURE = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2"
 
 
@@ -101,7 +101,7 @@ class Training:
         """Return the row of the training: `facts`, how it ended, and what its log says.
 
         status: exit status of fairseq-train, a key of ENDINGS; None while it runs. The entries are "command"; "ended"
-        (a value of ENDINGS, or "cut off" while it runs); "seconds" since its start; "updates" made;
+        (a value of ENDINGS, or "cut off" while it runs); "seconds" since its start; "updates", the last one in its log;
         "seconds_an_update", the median; "losses" and "valid_losses", lists of [update, bits a token]; "graphs", what
         --cuda-graphs said; and "peak_GiB" of the GPU's memory.
         """
@@ -194,8 +194,8 @@ def translate(work: Work, data: Path, checkpoint: Path, flags: list[str], subset
 
     data: folder of the binarised data; flags: of fairseq-generate, for the beam, lengths and so on; subset: fairseq's
     name of the test set, test or test1; tokenize: sacreBLEU's tokeniser, "none" for text that is in tokens already. The
-    entries are "subset", "bleu", its "signature", the number of "sentences", and those of generation_speed. PartFailed
-    if fairseq-generate fails or prints no references.
+    entries are "subset", "bleu", its "signature", the number of "sentences", and those of generation_speed, unless the
+    output lacks the line with the speed. PartFailed if fairseq-generate fails or prints no references.
     """
     name = f"generate_{subset}"
     place = ["--cpu"] if work.miniature else ["--fp16"]

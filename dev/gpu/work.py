@@ -39,7 +39,8 @@ class Work:
     folder: Path  # for all that it writes
     text: Path  # folder of the prepared texts, see text.py: language and perhaps mix, both binarised
     until: float  # moment of time.monotonic() at which it has to be over
-    longest: float = 480.0  # seconds that one part may take at most in this call of dev/gpu_minutes.sh
+    # seconds that one part may take at most in this call of dev/gpu_minutes.sh, here of one of nine minutes
+    longest: float = 480.0
     miniature: bool = False  # whether it has tiny models, and a CPU in place of the GPU
     records: list[dict] = field(default_factory=list)  # of all tries of parts before this one, the oldest first
 
@@ -114,7 +115,7 @@ class Work:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that is not blank, cut to 300 characters; "no message" if all are."""
+    """Return the last line of a log that is not blank, cut to 300 characters; "no message" if all are blank."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     lines = [line.strip() for line in lines if line.strip()]
     return lines[-1][:300] if lines else "no message"

@@ -158,11 +158,16 @@ def test_a_part_that_was_cut_off_stays_open_and_is_planned_by_its_speed(record_o
     assert parts.predicted(part("slow"), known, longest=60.0) == record_of_part_cut_off["seconds"] / 0.5
 
 
-def test_parts_run_side_by_side_where_that_was_measured_to_be_faster(run_parts, tmp_path):
-    """Two at a time make 12 updates a second in place of 10. Three parts may run so, of which the third finds none."""
+@pytest.fixture
+def two_at_a_time_are_faster(tmp_path):
+    """Write a record that two at a time make 12 updates a second, and one alone 10."""
     measured = [{"what": graphs.ALONE, "updates_a_second": 10}, {"what": graphs.TWO, "updates_a_second": 12}]
     records.append(tmp_path / "records.jsonl", {"part": "two_at_a_time", "ended": "done", "rows": measured})
 
+
+@pytest.mark.usefixtures("two_at_a_time_are_faster")
+def test_parts_run_side_by_side_where_that_was_measured_to_be_faster(run_parts):
+    """Three parts may run side by side, of which the third finds no other one."""
     found = run_parts(part("one", beside="cells"), part("other", beside="cells"), part("third", beside="cells"))
 
     assert found["one"]["beside"] == ["other"]
@@ -170,6 +175,18 @@ def test_parts_run_side_by_side_where_that_was_measured_to_be_faster(run_parts, 
     assert "beside" not in found["third"]
     assert found["one"]["ended"] == records.DONE  # each waits for the other to run
     assert found["other"]["ended"] == records.DONE
+
+
+@pytest.mark.usefixtures("two_at_a_time_are_faster")
+def test_a_part_that_does_not_fit_beside_another_one_runs_alone(run_parts):
+    """Of 1,000 seconds each part needs 700, and both side by side 2 * 700 / 1.2 = 1,167."""
+    parts_of_700_s = [part("first", seconds=700, beside="cells"), part("second", seconds=700, beside="cells")]
+
+    found = run_parts(*parts_of_700_s, seconds=1000.0)
+
+    assert list(found) == ["first", "second"]
+    assert "beside" not in found["first"]
+    assert "beside" not in found["second"]
 
 
 def collect(there, here) -> None:
