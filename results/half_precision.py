@@ -2,7 +2,7 @@
 
 Trains deepnet_transformer_tiny 3L-3L on a folder of binarised data, with more flags of fairseq-train such as --cpu.
 Prints a Markdown table: the loss (bits a token) of update 25 in each precision, the largest difference from float32 on
-the way, and the number of batches that overflow before the loss scale, which begins at 2^28, fits.
+the way, and how often a batch overflows in fp16 before the loss scale, which begins at 2^28, fits.
 """
 
 import itertools
@@ -74,14 +74,13 @@ def rows(data, *flags):
         float32_losses, _scale, _trainer = train(data, *method_flags)
         last_losses = [f"{float32_losses[-1]:.3f}"]
         differences = []
-        overflows = ""
+        scales = {}  # last loss scale by name of the precision
         for name, precision in PRECISIONS.items():
-            losses, scale, _trainer = train(data, *method_flags, *precision)
+            losses, scales[name], _trainer = train(data, *method_flags, *precision)
             last_losses.append(f"{losses[-1]:.3f}")
             largest = max(abs(a - b) for a, b in zip(losses, float32_losses, strict=True))
             differences.append(f"{largest:.3f}")
-            if name == "fp16":
-                overflows = f"{28 - math.log2(scale):.0f}"  # each overflow halves the scale, which begins at 2^28
+        overflows = f"{28 - math.log2(scales['fp16']):.0f}"  # each overflow halves the scale, which begins at 2^28
         yield [f"`{method}`", *last_losses, *differences, overflows]
 
 

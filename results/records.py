@@ -90,8 +90,8 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
 
     dest: a folder, in which the runs of RUNS/EXPERIMENT get a file EXPERIMENT.jsonl, or a file .jsonl for them all.
     A record of the same name is replaced; the other records of a file stay. Raises a UserError before it writes
-    anything if no run is finished, if one is broken or has no environment.json (the commit, versions and hardware it
-    was trained with), or if `dest` lies in `runs`.
+    anything if no run is finished, if one is broken, has no environment.json (the commit, versions and hardware it was
+    trained with) or, where `dest` is a folder, lies in no experiment's folder, and if `dest` lies in `runs`.
     """
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; name one that holds recorded runs")
@@ -99,15 +99,15 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
         raise UserError(f"{dest}: lies in {runs}; name another place for the records")
 
     folders = [path.parent for path in sorted(runs.rglob("run.json"))]
-    over = [RecordedRun(folder) for folder in folders if is_over(folder)]
-    if not over:
+    finished = [RecordedRun(folder) for folder in folders if is_over(folder)]
+    if not finished:
         raise UserError(f"{runs}: holds no finished runs; a finished one has run.json and a file `trained`")
-    for run in over:
+    for run in finished:
         if not run.environment:
             raise UserError(f"{run.place}: has no environment.json; write it with `deepnet path --environment --json`")
 
     new_records: dict[Path, dict[str, dict]] = {}  # {file of records: {name of a record: the record}}
-    for run in over:
+    for run in finished:
         file, name = _file_and_name(run, runs, dest)
         record = {"name": name}
         for part in FILES:
@@ -125,7 +125,7 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
         with whole(file) as new_file:  # which replaces the old one at the end, in one step
             new_file.write_text("".join(lines), encoding="utf-8")
 
-    yield f"recorded {len(over)} runs in {dest}"
+    yield f"recorded {len(finished)} runs in {dest}"
     left_out = [str(folder.relative_to(runs)) for folder in folders if not is_over(folder)]
     if left_out:
         yield f"not over, left out: {', '.join(left_out)}"
@@ -148,7 +148,7 @@ def _file_and_name(run: RecordedRun, runs: Path, dest: Path) -> tuple[Path, str]
 
 
 def relative(text: str, base: Path) -> str:
-    """Return text with paths below the folder `base` relative to it, and other absolute paths as ".../NAME".
+    """Return text with paths below the folder `base` relative to it, and other absolute and ~/ paths as ".../NAME".
 
     Records are public: they name no folder of the machine. Network addresses (https://...) stay.
     """
@@ -158,7 +158,7 @@ def relative(text: str, base: Path) -> str:
         text = re.sub(re.escape(spelling) + r"/(?=[^\s/])", "", text)
 
     def shortened(path: re.Match) -> str:
-        """Return ".../NAME" for a match of ABSOLUTE or HOME."""
+        """Return ".../NAME" for a match of ABSOLUTE or HOME; one that has no name, as "/", stays."""
         folders = path.group(1)
         name = path.group(2)
         if not folders and not name:  # a slash by itself
@@ -238,16 +238,16 @@ def _state(report: TableReport) -> str:
     """Return the kind and number of a table's finished runs, as "miniature, 3 runs"."""
     # the warnings on the table's page say where its runs depart from the paper, as by fewer updates
     kind = "miniature" if report.miniature else "as in the paper, but for its warnings"
-    over = [run for run in report.runs if run.finished]
-    noun = "run" if len(over) == 1 else "runs"
-    return f"{kind}, {len(over)} {noun}"
+    finished = [run for run in report.runs if run.finished]
+    noun = "run" if len(finished) == 1 else "runs"
+    return f"{kind}, {len(finished)} {noun}"
 
 
 def _headline(report: TableReport) -> str:
     """Return one number of a table for the index, as "DeepNorm 18L-18L, BLEU: 37.80 (28.8)"; "–" if none is measured.
 
-    It stands in the table's first column. Its row is preferably one of the paper's own method; among those, one for
-    which the paper has a number, too; among those, the deepest.
+    The number stands in the table's first column. Its row is preferably one of the paper's own method; among those, one
+    for which the paper has a number, too; among those, the deepest.
     """
     column = next(iter(report.table.columns))
     cells = {}  # by row of the table (a Result): the cell in that column, if a run was scored
@@ -272,10 +272,11 @@ def _headline(report: TableReport) -> str:
 
 
 def _render_figures(results: Path, index: list[tuple]) -> Iterator[str]:
-    """Draw every figure into `results`/figures, append a row for each to `index`, and yield a line for each.
+    """Draw every figure into `results`/figures, and append a row for each to `index`, also for those without runs.
 
-    index: rows as _index takes them. A figure is a miniature if one of its runs trained on generated data: its picture
-    goes to figures/miniature, and its numbers to miniatures.md.
+    Yields a line for each file that is written, and for each figure that is left out though it has runs. index: rows as
+    _index takes them. A figure is a miniature if one of its runs trained on generated data: its picture goes to
+    figures/miniature, and its numbers to miniatures.md.
     """
     page = [MINIATURES.format(banner=BANNER)]  # miniatures.md: its head, then a section a figure
     for figure in EVERY:

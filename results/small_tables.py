@@ -23,7 +23,7 @@ LAYERS = (1, 2, 6, 12, 18, 24)  # decoder layers whose gradients are shown, coun
 
 
 def rows_by_depth(runs: list[RecordedRun]) -> list[list[str]]:
-    """Lay out a run a row, by depth and method: model, last update, final training loss, BLEU, seconds of training.
+    """Lay out a run a row, by depth and method: seed, last update, final training loss, BLEU, seconds of training.
 
     The final loss is the mean of the last four logged ones.
     """
@@ -50,7 +50,7 @@ def by_variant(runs: list[RecordedRun]) -> dict[tuple[str, str], list[RecordedRu
         """Return the key of a run for sorting. UserError for a variant that INVERTED does not have."""
         translates = run.encoder_layers > 0  # a language model has a decoder only
         variant = variants.index(run.fact("variant", variants))
-        return translates, run.decoder_layers, variant, run.seed or 0
+        return translates, run.decoder_layers, variant, run.seed or 0  # a run may have no seed, None
 
     groups: dict[tuple[str, str], list[RecordedRun]] = {}
     for run in sorted(runs, key=order):
@@ -83,8 +83,8 @@ def rows_inverted(runs: list[RecordedRun]) -> list[list[str]]:
 def rows_gradients(runs: list[RecordedRun]) -> list[list[str]]:
     """Lay out the gradient norms of decoder layers and of their query projections, a probed update a row.
 
-    They are those of `--deepnet-probe gradient_norm`; a run without the probe has no row, and a layer that the model
-    does not have shows "–".
+    The norms are those of `--deepnet-probe gradient_norm`; a run without the probe has no row, and a layer that the
+    model does not have shows "–".
     """
     header = ["model", "variant", "update"]
     header += [f"layer {layer}" for layer in LAYERS]
@@ -130,7 +130,8 @@ def norm_at(run: RecordedRun, update: int) -> float:
 def rows_by_method(runs: list[RecordedRun]) -> list[list[str]]:
     """Lay out a method with its flags a row, and for each depth four columns: see `_losses_and_norms`.
 
-    "variant" in a run's run.json has the flags beside --method, as "FLAG=VALUE+FLAG=VALUE"; "" stands for none.
+    "variant" in a run's run.json has the flags beside --method, as "FLAG=VALUE+FLAG=VALUE"; it is "" or
+    missing where there are none.
     """
     depths = sorted({run.layers for run in runs})
     header = ["method"]

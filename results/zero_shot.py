@@ -29,7 +29,7 @@ from deepnet_fairseq.tools.export.hub_models import SPECIAL_TOKENS, Port
 from deepnet_fairseq.tools.export.hub_tokenizers import segmenter_of, write_tokenizer
 from deepnet_fairseq.tools.export.huggingface import library
 
-# task -> the metric of lm-evaluation-harness that its papers report
+# task -> the metric of lm-evaluation-harness that papers report of it
 TASKS = {"hellaswag": "acc_norm", "piqa": "acc", "winogrande": "acc", "openbookqa": "acc_norm"}
 
 
@@ -54,7 +54,7 @@ class HarnessModel(nn.Module):
         return SimpleNamespace(logits=self.model(input_ids)[0])
 
     def tie_weights(self) -> None:
-        """Satisfy the harness; the weights are already tied."""
+        """Do nothing, where the harness asks for it: weights that the model shares are shared since it was built."""
 
 
 def harness_model(path: str, folder: Path, data: str | None = None, device: str = "cpu", batch: int = 16):

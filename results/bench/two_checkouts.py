@@ -5,8 +5,8 @@ python results/bench/two_checkouts.py OLD NEW decode 64-18-80x24 64-18-1x24     
 
 OLD and NEW are folders of two checkouts; the environment is the active one. Each candidate is a process of its own that
 stays, and they take turns, so that a busy machine slows all of them alike; figures are processor seconds, ratios are
-medians over the rounds. Weights are random and the same, DeepNorm's; stock is fairseq's `transformer`. Prints Markdown
-and appends a line for each case to two_checkouts.jsonl.
+medians over the rounds. Weights are random; OLD and NEW have the same ones, DeepNorm's. Stock is fairseq's
+`transformer`. Prints Markdown and appends a line for each case to two_checkouts.jsonl.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def main() -> None:
                 taken, hypotheses[name] = ask(worker, request)
                 seconds[name].append(taken)
 
-        same_words = hypotheses["old"] == hypotheses["new"]
+        same_words = hypotheses["old"] == hypotheses["new"]  # always so in training, where both are None
         cells = [case]
         cells += [f"{statistics.median(taken):.3f}" for taken in seconds.values()]
         cells.append(median_ratio(seconds["old"], seconds["new"]))

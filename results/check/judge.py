@@ -32,6 +32,7 @@ MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->\n)", re.DOTALL)
 # the trainings; fairseq-train --stop-stuck prints it
 GUESSING = 8.05
 LEFT = 0.5  # bits below GUESSING at which --stop-stuck counts a training as one that learns
+# flags of `deepnet check` beside those of the training
 CHECK = "--json --updates 40 --seconds 3600 --compress-warmup 20"
 # flags of fairseq-train that a check refuses or has no use for: those with a value, and those without
 SAVING = (
@@ -175,7 +176,10 @@ def counts(records: list[dict]) -> str:
 
 
 def wrong(records: list[dict]) -> str:
-    """Lay out, one a row, the trainings that failed, and those that learnt though the check warned of them."""
+    """Lay out, one a row, the trainings that failed, and those that learnt though the check warned of them.
+
+    Failures are shown whether the check warned of them or not; the column "verdict" tells.
+    """
     rows = []
     for record in records:
         if not record["failed"] and record["verdict"] == "stable":

@@ -127,7 +127,7 @@ def memory(process: int) -> tuple[int, int]:
         words = line.split()
         if len(words) == 3:  # "Pss:   1234 kB"; the first line has the addresses
             sizes[words[0]] = int(words[1]) * 1024
-    return sizes.get("Pss:", 0), sizes.get("Rss:", 0)
+    return sizes["Pss:"], sizes["Rss:"]
 
 
 def write_corpus(folder: Path, pairs: int) -> Path:

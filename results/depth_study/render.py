@@ -54,7 +54,8 @@ def trainings_of(records: list[dict], method: str, layers: int, updates: int) ->
 def held_out_loss(record: dict) -> float:
     """Return the last held-out loss of a training, bits per token; infinity if the training failed.
 
-    It failed if it diverged, was stuck, or ended no better than by predicting tokens by their frequencies.
+    A training failed if it diverged, was stuck, ended before its first validation, or ended no better than by
+    predicting tokens by their frequencies.
     """
     losses = record["log"]["valid"]
     if "diverged" in record or "stuck" in record or not losses:  # no losses: it ended before its first validation
@@ -65,9 +66,9 @@ def held_out_loss(record: dict) -> float:
 
 
 def early_loss(record: dict) -> float | None:
-    """Return the mean training loss of updates 401 to 500, bits per token; None for a training that ended before.
+    """Return the mean training loss of updates 401 to 500, bits per token; None for one that logged none of them.
 
-    These are the last updates of a short training; so a long one can be compared with it.
+    These updates are the last of a short training, so that a long one can be compared with it.
     """
     losses = []
     for row in record["log"]["train_inner"]:  # a row is the mean since the row before it
@@ -101,7 +102,8 @@ def warm_up(records: list[dict]) -> str:
     """Lay out the loss at update 500 after a short and a long warm-up; a row for each depth, method and rate.
 
     The trainings of 500 updates have 50 updates of warm-up, those of 3,000 have 300. Rates with which only one of the
-    two was trained are left out. "stuck" stands for a training that ended before update 401.
+    two was trained are left out. "stuck" stands for a training that ended before update 401, stuck
+    or diverged.
     """
     first_seed = [record for record in records if record["run"]["seed"] == FIRST_SEED]
     rows = []

@@ -4,8 +4,8 @@
 
 LINES is a file of the source language. Two hundred odd lines are made of its first four, and the rest is translated as
 it is. Appends a record to records.jsonl: for each way, how many lines differ from fairseq-interactive's with this
-package, and with --rounds the seconds of whole programs for one sentence and for all lines, in turns. It holds no text.
-The made lines are called odd (unusual characters, see tests/support/odd.py), the others real.
+package, and with --rounds the seconds of whole programs for one sentence and for all lines, in turns. The record holds
+no text. The made lines are called odd (unusual characters, see tests/support/odd.py), the others real.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def main() -> None:
     with open(Path(__file__).with_name("records.jsonl"), "a", encoding="utf-8") as records:
         records.write(json.dumps(record) + "\n")
     for name, (odd_differ, real_differ) in differ.items():
-        times_by_label = seconds.get(name, {})
+        times_by_label = seconds.get(name, {})  # {} without --rounds
         timing = ", ".join(f"{label} {median(times):.2f} s" for label, times in times_by_label.items())
         print(
             f"{name}: {odd_differ} of {len(odd)} odd lines and {real_differ} of {len(real)} others differ from ours; "

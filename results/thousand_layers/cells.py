@@ -33,7 +33,7 @@ class Cell:
     updates: int  # of the whole training
     seed: int
     task: str  # copy or reverse random symbols (symbols.py), or translate a text: language or mix (texts.py)
-    stop_stuck: int  # update from which a training ends whose loss stays at the unigram entropy; 0 lets it go on
+    stop_stuck: int  # value of --stop-stuck, by which symbols.py or fairseq-train ends a stuck training; 0: never
     seconds: float  # predicted processor seconds of an update
     schedule: str = ""  # "held": the rate stays after its warm-up and falls at the end; "": the task's own schedule
     probes: str = ""  # value of fairseq-train --deepnet-probe, recorded every 100 updates; "" for none
@@ -108,7 +108,7 @@ def cells_of(groups: list[dict], records: Records) -> list[Cell]:
     """
     by_name = {group["name"]: group for group in groups}
     for group in groups:
-        if group.get("after", group["name"]) not in by_name:
+        if "after" in group and group["after"] not in by_name:
             raise PlanError(f'plan: group "{group["name"]}": there is no group "{group["after"]}"')
 
     cells: list[Cell] = []
@@ -159,9 +159,10 @@ def rates_of(group: dict, method: str, layers: int, by_name: dict[str, dict], re
     """Return the learning rates of a group for a method at a depth, given by the group's "lrs".
 
     "lrs" is a list of rates; "rule", for the rate 2e-3 (18 / layers)^0.6, which these experiments test (design.md);
-    "best", for the best rate in the group that this one waits for; or "best by depth", for that rate carried from the
-    depth "best_layers" to this one as the rule would have it. Where nothing in that group has trained to its end, there
-    is no rate. layers: of the encoder; by_name: all groups, by name.
+    "best", for the best rate in the group that this one waits for; or "best by depth", for that rate carried from its
+    depth to this one as the rule would have it. The best rate is that of the group's "best_method" at "best_layers", by
+    default of `method` at `layers`. Where no such training of that group has come to its end, there is no rate. layers:
+    of the encoder; by_name: all groups, by name.
     """
     if isinstance(group["lrs"], list):
         return group["lrs"]

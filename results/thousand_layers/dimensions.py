@@ -82,7 +82,7 @@ def gradients(run: Path, layers: dict[str, dict[int, float]]) -> dict[int, dict[
     addresses = [f"{stack}.{number}" for stack, numbers in layers.items() for number in numbers]
     found = {}
     for update, probes in read_record(run / FILE).rows.items():
-        norms = probes.get("gradient_norm", {})
+        norms = probes.get("gradient_norm", {})  # {} if the training had other probes alone
         found[update] = {address: norms[address] for address in addresses if address in norms}
     return found
 

@@ -6,8 +6,8 @@ python results/thousand_layers/render.py --check    says whether README.md's tab
 A record is the result of one training, as run.py writes it: the fields of a Cell (see cells.py), and among others
 "ended" (trained, stuck or diverged), "final_loss" (bits per token) and, for models of text that were scored, "bleu".
 "layers" are those of the encoder, and as many of the decoder. The experiments have the names of plan.toml: B and C2
-train on the generated language, C1 on random symbols, D on German-English text. Every setting has seed 1; some have
-others, too.
+train on the generated language, C1 on random symbols, A and D on German-English text. Every setting has seed 1; some
+have others, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAMES = {
     "deepnorm": "DeepNorm", "pre_ln": "Pre-LN", "admin": "Admin", "post_ln_init": "Post-LN-init", "post_ln": "Post-LN",
     "r_fixup": "R-Fixup",
 }  # fmt: skip
-# of the curves
+# of the curves; R-Fixup is in no picture
 COLOURS = {
     "deepnorm": "#D55E00", "pre_ln": "#0072B2", "admin": "#009E73", "post_ln_init": "#CC79A7", "post_ln": "#555555",
 }  # fmt: skip
@@ -275,6 +275,7 @@ def symbols_table(records: list[dict]) -> str:
         # a training that diverged has no held-out sentences
         sentences_right = f"{one['sentences_right']} of {one['sentences']}" if "sentences" in one else "-"
         silent = one["silent_layers"]  # number of such layers by stack
+        # {}: the last attempt, which resumed behind the last update, had no gradients
         silent_layers = f"{silent['encoder']} and {silent['decoder']}" if silent else "-"
         minutes = f"{one['processor_seconds'] / 60:.1f}"
         rows.append([
@@ -310,16 +311,13 @@ def hours_table(records: Records) -> str:
     cells = cells_of(read_plan(HERE / "plan.toml"), records)
     for experiment in dict.fromkeys(cell.experiment for cell in cells):
         of_experiment = [cell for cell in cells if cell.experiment == experiment]
-        over = [cell for cell in of_experiment if cell.name in records.by_cell]
-        left = [cell for cell in of_experiment if cell not in over]
+        ended = [cell for cell in of_experiment if cell.name in records.by_cell]
+        left = [cell for cell in of_experiment if cell not in ended]
 
-        predicted = sum(cell.hours for cell in over)
-        taken = sum(records.by_cell[cell.name]["processor_seconds"] for cell in over) / 3600
+        predicted = sum(cell.hours for cell in ended)
+        taken = sum(records.by_cell[cell.name]["processor_seconds"] for cell in ended) / 3600
         to_come = sum(cell.hours for cell in left)
-        number_left = len(of_experiment) - len(over)
-        rows.append(
-            [experiment, str(len(over)), f"{predicted:.2f}", f"{taken:.2f}", str(number_left), f"{to_come:.1f}"]
-        )
+        rows.append([experiment, str(len(ended)), f"{predicted:.2f}", f"{taken:.2f}", str(len(left)), f"{to_come:.1f}"])
     return markdown([header, *rows])
 
 

@@ -81,8 +81,8 @@ async def train_and_record(cell: Cell, run: Path, work: Path, programs: Programs
 def code_commit() -> str:
     """Return ten digits of the last commit that changed the code of the trainings.
 
-    It is not simply the last commit: with --commit this clone has commits of its own that add records, and nobody else
-    has those.
+    The last commit of all would not do: with --commit this clone has commits of its own that add records, and nobody
+    else has those.
     """
     words = ["git", "log", "-1", "--format=%H", "--", "deepnet_fairseq", "results/thousand_layers/*.py"]
     return subprocess.run(words, cwd=HERE.parents[1], capture_output=True, text=True).stdout[:10]
@@ -97,12 +97,12 @@ def write_records(runs: Path, file: Path, commit: bool) -> None:
     runs.mkdir(parents=True, exist_ok=True)
     with open(runs / "records.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        over = list(Records.read(file, runs).by_cell.values())
-        over.sort(key=lambda one: (one["ended_on"], one["name"]))
+        records = list(Records.read(file, runs).by_cell.values())
+        records.sort(key=lambda one: (one["ended_on"], one["name"]))
         with whole(file) as part:
-            part.write_text("".join(f"{json.dumps(one)}\n" for one in over), encoding="utf-8")
+            part.write_text("".join(f"{json.dumps(one)}\n" for one in records), encoding="utf-8")
         if commit:
-            message = f"Trainings of 1,000 layers: {len(over)} cells are over"
+            message = f"Trainings of 1,000 layers: {len(records)} cells are over"
             # the status of git does not matter: there may be nothing new to commit
             subprocess.run(["git", "add", "--", file], cwd=file.parent, stdout=subprocess.DEVNULL)
             commit_words = ["git", "commit", "--quiet", "-m", message, "--", file]
@@ -141,9 +141,10 @@ def work_off(args: argparse.Namespace) -> None:
 
 
 def train_cell(cell: Cell, run: Path, args: argparse.Namespace) -> bool:
-    """Train a cell in its folder `run`, write its record, and print lines of the log for both.
+    """Train a cell in its folder `run`, and write its record; print a line before and one after, for the log.
 
-    args: the flags of `main`. Returns False, after printing the error, if a program failed: then there is no record.
+    args: the flags of `main`. Returns True, or False, after printing the error, if a program failed or a text is
+    missing: then there is no record.
     """
     print(f"{now()} {cell.name}: {cell.hours:.2f} hours predicted", flush=True)
     programs = Programs(args.work, run)

@@ -88,8 +88,8 @@ def pairs(task: str, symbols: Tensor) -> tuple[Tensor, Tensor]:
 def model_of(method: str, layers: int, task: str, seed: int) -> nn.Module:
     """Build a model with weights drawn from `seed`. layers: of the encoder, and as many of the decoder.
 
-    A method that is profiled, as Admin, takes its factors (omega) from the variances of the branches in a forward pass:
-    it is made on a batch of the task.
+    A method that is profiled, as Admin, takes its factors (omega) from the variances of the branches in a forward pass
+    on a batch of the task.
     """
     torch.manual_seed(seed)
     model = build(
@@ -138,8 +138,10 @@ def train(args: argparse.Namespace) -> dict:
     args: the flags of `main`. Goes on from the checkpoint args.out/state.pt, if there is one. Returns
     - "ended": trained, stuck or diverged; "update": the last logged one; "logged_every": LOGGED;
     - "loss" (bits per token) and "right" (share of tokens predicted right): lists of the means of each logged interval;
-    - "seconds" and "processor_seconds": processor time of all attempts, up to the last logged update and in all;
-    - "silent_layers" at the last logged update; and the entries of `translate`, unless the training diverged.
+    - "seconds" and "processor_seconds": processor time up to the last logged update and in all, of all attempts,
+      without what a killed one did after its last checkpoint;
+    - "silent_layers" at the last logged update, {} if this attempt made none; and the entries of `translate`, unless
+      the training diverged.
     """
     model = model_of(args.method, args.layers, args.task, args.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=BETAS, fused=True)
@@ -248,7 +250,7 @@ def main() -> None:
         print(f"{result_file} is there: this training is over")
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # by default 1, as the layers are narrow
     result = train(args)
     with whole(result_file) as part:
         part.write_text(json.dumps(result) + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ from commands import Failed, Programs, relative
 
 # What fairseq-train prints when it ends before its last update. Groups: diverged or stuck, and the update.
 ENDED = re.compile(r"error: (diverged|stuck) at update (\d+)")
-# Both kinds of text: a batch of about 1,000 tokens, nothing that hides how a method trains (no dropout, no clipping).
+# Flags of fairseq-train for both texts. Dropout and clipping, which would hide how a method trains, are off.
 TRAINING = """--user-dir deepnet_fairseq --arch deepnet_transformer --encoder-attention-heads 2 --encoder-embed-dim 64
     --share-all-embeddings --dropout 0.0 --clip-norm 0.0 --criterion label_smoothed_cross_entropy
     --optimizer deepnet_adam --adam-betas '(0.9, 0.98)' --num-workers 0 --log-format json --log-interval 25 --cpu
@@ -45,7 +45,7 @@ HELD_OUT_SENTENCES = {"valid": 250, "test": 500}
 
 
 def schedule_flags(cell: Cell) -> list[str]:
-    """Return the flags of fairseq-train for a cell's learning rate: a linear warm-up, and a schedule after it.
+    """Return the flags of fairseq-train for the schedule of a cell's learning rate, which begins with a linear warm-up.
 
     With the schedule "held" the rate stays at its peak, and in the last updates falls exponentially to a hundredth of
     it, which is the default of fairseq's tri_stage. Otherwise a cell on the generated language has an inverse square
@@ -72,7 +72,8 @@ async def train_text(cell: Cell, run: Path, programs: Programs, work: Path) -> d
     run: the cell's folder; programs: runs the commands; work: the folder of the texts and their binarised data. Returns
     the entries of the record: those of `curves`; "ended" (trained, diverged or stuck) and "ended_at", the update of
     that, None for trained; the "command"; and those of `translate`, unless the training was stuck or left no
-    checkpoint. Raises Failed if a program ends with an error. What was done before a kill is not done again.
+    checkpoint. Raises Failed if a program ends with an error. After a kill a training resumes, and one that was over
+    is not begun again.
     """
     from deepnet_fairseq.core.methods import METHODS
 
@@ -156,7 +157,7 @@ def curves(log: Path) -> dict:
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         if "| train_inner |" in line:
             row = json.loads(line.split("| train_inner |", 1)[1])
-            train[int(row["num_updates"])] = float(row.get("nll_loss", row["loss"]))
+            train[int(row["num_updates"])] = float(row["nll_loss"])
         if "| valid |" in line:
             row = json.loads(line.split("| valid |", 1)[1])
             valid[int(row["valid_num_updates"])] = float(row["valid_nll_loss"])

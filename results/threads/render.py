@@ -66,8 +66,8 @@ def package_table(records: list[dict]) -> str:
 def by_width(records: list[dict]) -> str:
     """Lay out the seconds of an update and the number of threads that the package chooses, one width a row.
 
-    It chooses all cores where two threads are faster than one in the geometric mean of an idle and a busy machine: if
-    the product of both ratios is below 1. Otherwise it chooses one thread.
+    The package chooses all cores where two threads are faster than one in the geometric mean of an idle and a busy
+    machine: if the product of both ratios is below 1. Otherwise it chooses one thread.
     """
     header = [
         "width", "layers", "idle: 1 thread", "2 threads", "2 by 1", "one core busy: 1 thread", "2 threads", "2 by 1",

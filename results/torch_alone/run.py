@@ -25,7 +25,8 @@ SENTENCES = 32
 def example() -> str:
     """Return the code of README.md's example: the one block of Python that begins with "import torch".
 
-    It trains a model to reverse sentences of six random tokens. ValueError if the page has no such block or several.
+    The example trains a model to reverse sentences of six random tokens. ValueError if the page has no such block or
+    several.
     """
     page = (ROOT / "README.md").read_text()
     (block,) = re.findall(r"^```python\n(import torch\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
@@ -45,7 +46,7 @@ def run(seed: int) -> dict:
         exec(example(), variables)
     seconds = round(time.process_time() - begun)
 
-    source = torch.randint(SPECIALS, 30, (SENTENCES, 6))  # drawn as the example's
+    source = torch.randint(SPECIALS, 30, (SENTENCES, 6))  # drawn as the example's: six of its 30 symbols, none special
     right = 0
     for sentence, hypotheses in zip(source, beam_search(variables["model"], source), strict=True):
         if hypotheses[0].tokens.equal(sentence.flip(0)):
