@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train the same deep model twice on the embedded corpus, with DeepNorm and as vanilla Post-LN, then translate, score
+# Train the same deep model twice on a generated language, with DeepNorm and as vanilla Post-LN, then translate, score
 # with sacreBLEU and compare. This sets up a clone and runs `deepnet quickstart`.
 #
 #   scripts/quickstart.sh [--methods deepnorm,post_ln] [--depth 18] [--updates N] [--seed 1] [--out quickstart]

@@ -4,7 +4,7 @@
 #   scripts/test.sh -m smoke              whole paths, from archives to a report, as in CI (half an hour)
 #   scripts/test.sh -m slow               trainings of minutes
 #   scripts/test.sh -m gpu                tests that need a CUDA device
-#   scripts/test.sh -m peers              tests against torchscale: pip install '.[bench]'
+#   scripts/test.sh -m peers              tests with optional packages, as torchscale: pip install '.[bench]'
 #   scripts/test.sh tests/core/test_initialisation.py    one file; -k WORD: tests with WORD in their name
 #   scripts/test.sh --methods-from FOLDER tests/core/test_methods.py   includes the methods in a folder of your own
 #   COVERAGE=1 scripts/test.sh            records the lines that run; dev/coverage.sh reports them

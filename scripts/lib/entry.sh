@@ -7,7 +7,8 @@
 checkout="$(dirname "$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")")"
 
 # Takes the active environment if it has this package and fairseq; otherwise sets up .venv. An active .venv of this
-# checkout is set up again, because its packages may be older than a pull; a dry run takes it as it is.
+# checkout is set up again, because its packages may be older than a pull. A dry run takes an active environment as it is,
+# and makes no .venv where there is none.
 environment() {  # environment "$@": of the script
     local dry_run=""
     [[ " $* " != *" --dry-run"* ]] || dry_run=1
