@@ -2,8 +2,9 @@
 
 All probes (core/probes) are on, and no files are left behind. docs/probes.md says how often the verdict is right.
 
-The gradient profile of a stack is the L2 norm of the gradient of each layer's parameters. Its evenness is the smallest
-of these norms divided by the largest. An address names a layer or a branch of it, as "encoder.3" or "encoder.3.ffn".
+The gradient profile of a stack is the list of L2 norms of the gradients of each layer's parameters. Its evenness is the
+smallest of these norms divided by the largest. An address names a place in the model: "encoder" a stack, "encoder.3" a
+layer, "encoder.3.ffn" a branch.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ UNEVEN = 0.1  # below this at the start is a risk, unless it recovers
 HEALED = 1.5  # it recovers if the end is this many times the start, as under ReZero, whose branches open one by one
 VANISHED = 1e-3  # below this at the end is divergence, if the start was uneven
 # Ratio of the gradient norms of neighbouring layers: their geometric mean, evenness ** (1 / (layers - 1)).
-FADING = 0.9  # below this at the start, the stack is uneven because of its depth
+FADING = 0.9  # an uneven stack that is not below this at the start is so by its depth alone, which is no risk
 LOST = 0.1  # below this at the end no stack learns, whatever its start
 FEW_DOUBLINGS = 4.0  # of the activations until fp16 overflows; fewer are a risk
 
@@ -73,8 +74,9 @@ class Observed:
 
         stack: "encoder" or "decoder".
         """
-        norms = self.probes.get("gradient_norm", {})  # of the layers of all stacks, so that no stack has more
-        addresses = [f"{stack}.{layer}" for layer in range(1, len(norms) + 1)]
+        norms = self.probes.get("gradient_norm", {})  # address -> norm, of layers and of other parts of the model
+        most_layers = len(norms)  # a stack has at most as many as there are norms
+        addresses = [f"{stack}.{layer}" for layer in range(1, most_layers + 1)]
         return [norms[address] for address in addresses if address in norms]
 
     def evenness(self, stack: str) -> float:
@@ -117,10 +119,10 @@ class Headroom(NamedTuple):
 class ShortTraining:
     """Result of a short training.
 
-    method: the model's; layers: numbers of encoder and decoder, 0 for a stack that the model does not have; parameters:
-    number of the model's; peak: the peak learning rate of the whole training; observed: the updates in order; failure:
-    Diverged.kind if the training diverged, as the last of the updates, else None; seconds: of all updates, without
-    set-up; longer: the flag of `deepnet check` with which the updates would reach the peak learning rate.
+    method: the model's; layers: numbers of layers of encoder and decoder, 0 for a stack that the model does not have;
+    parameters: number of the model's; peak: the peak learning rate of the whole training; observed: the updates in
+    order; failure: Diverged.kind if the training diverged, in the last of these updates, else None; seconds: of all
+    updates, without set-up; longer: what to give `deepnet check` so that its updates reach the peak learning rate.
     """
 
     method: str
@@ -146,7 +148,7 @@ class ShortTraining:
 
     @property
     def headroom(self) -> Headroom | None:
-        """Smallest headroom over all updates; None if no update has finite numbers, or all of them are zero.
+        """Smallest headroom over all updates; None without finite numbers, or if all activations or gradients are zero.
 
         The probe half_precision has the largest absolute value of the activations in each part of the model, and as
         "gradient" that of the gradients of the mean loss. fp16 has to hold those of the loss summed over tokens.
@@ -171,7 +173,9 @@ class ShortTraining:
 def train_briefly(
     flags: list[str], updates: int, warmup: int | None, seconds: float, progress: Callable[[int, float], None]
 ) -> ShortTraining:
-    """Train as `fairseq-train FLAGS` would, in one process, for so many updates or until `seconds` are over.
+    """Train as `fairseq-train FLAGS` would, in one process, for so many updates, or less far.
+
+    The training ends earlier once `seconds` are over, if it diverges, or if too many batches give no update (ATTEMPTS).
 
     flags: DATA and flags of fairseq-train; updates: number of updates to make; warmup: number of updates to which the
     learning rate's warm-up is compressed, None to leave it; progress: called with the number of the update and its loss
@@ -190,7 +194,7 @@ def train_briefly(
         observed: list[Observed] = []
         start = time.monotonic()
         for samples in itertools.islice(batches_by_update(trainer), ATTEMPTS * updates):
-            # after a loss that is not finite the trainer has already counted the update that failed
+            # read before the update: after a loss that is not finite the trainer has counted the update that failed
             update = trainer.get_num_updates()
             lr = trainer.get_lr()
             try:
@@ -207,8 +211,7 @@ def train_briefly(
         elapsed = time.monotonic() - start
 
         # the probes have written their values into a file of the folder; here they join the other numbers
-        path = Path(folder) / FILE
-        probes = read_record(path).rows if path.exists() else {}  # update -> Observed.probes
+        probes = read_record(Path(folder) / FILE).rows  # update -> Observed.probes
     if not observed:
         raise UserError("no update was made", "every batch overflowed, or was too large for the device's memory")
 
@@ -249,9 +252,8 @@ def _set_up_check(args: argparse.Namespace, warmup: int | None) -> None:
 def _make_one_update(trainer: Trainer, samples: list) -> Observed | None:
     """Make one update, and return its numbers, but for those of the probes, which the probes write into a file.
 
-    None if a gradient overflowed in fp16, so that there was no update and only the loss scale changed.
-
-    samples: batches of the update, as batches_by_update yields them.
+    Return None if no update was made: a gradient overflowed in fp16, which only changes the loss scale, or a batch was
+    too large for the device's memory. samples: batches of the update, as batches_by_update yields them.
     """
     update = trainer.get_num_updates()
     lr = trainer.get_lr()
@@ -266,8 +268,8 @@ def _make_one_update(trainer: Trainer, samples: list) -> Observed | None:
 class Finding:
     """Reason for a verdict.
 
-    kind: AT_RISK or DIVERGING; update: number of the first update at which it shows; evidence: one line with the
-    numbers.
+    kind: AT_RISK or DIVERGING; update: number of the update from which on it shows, or of the last one if all updates
+    together show it, as a rising loss; evidence: one line with the numbers.
     """
 
     kind: str
@@ -302,10 +304,9 @@ def judge(short_training: ShortTraining) -> Verdict:
     findings = []
 
     # loss or gradients that are not finite
-    not_finite = [seen.update for seen in observed if not math.isfinite(seen.loss)]
-    if short_training.failure or not_finite:
-        evidence = f"loss or gradients are not finite ({short_training.failure or 'loss'})"
-        findings.append(Finding(DIVERGING, not_finite[0] if not_finite else last, evidence))
+    if short_training.failure is not None:  # a loss alone does not tell: of batches without targets it is 0 / 0
+        evidence = f"loss or gradients are not finite ({short_training.failure})"
+        findings.append(Finding(DIVERGING, last, evidence))
 
     # gradients that do not reach all layers
     for stack in short_training.stacks:
@@ -341,10 +342,11 @@ def judge(short_training: ShortTraining) -> Verdict:
 
 
 def _vanishing_gradients(observed: list[Observed], stack: str) -> Finding | None:
-    """Return a finding if some layers of a stack get almost no gradient beside its others, None if none do.
+    """Return a finding if some layers of a stack get almost no gradient beside its others, else None.
 
-    Under Post-LN it is so for the lower layers from the start (DeepNet, Wang et al. 2022, Figure 3a), and in any method
-    after divergence (Figure 4d). The thresholds are explained where the file begins.
+    Under Post-LN the lower layers get almost none from the start (DeepNet, Wang et al. 2022, Figure 3a), and in any
+    method some layers after divergence (Figure 4d). The thresholds are explained where the file begins. The result is
+    None too if there are too few updates to compare.
     """
     updates = []
     evenness = []  # at each of these updates
@@ -355,7 +357,7 @@ def _vanishing_gradients(observed: list[Observed], stack: str) -> Finding | None
             updates.append(seen.update)
             evenness.append(value)
             norms = seen.profile(stack)
-    if len(evenness) < 2 * WINDOW - 1:  # too few, as in ShortTraining.too_short, without the first update
+    if len(evenness) < 2 * WINDOW - 1:  # as many as ShortTraining.too_short asks for, without the first update
         return None
 
     start = median(evenness[:WINDOW])
@@ -382,7 +384,12 @@ def _vanishing_gradients(observed: list[Observed], stack: str) -> Finding | None
 
 
 def _notes(short_training: ShortTraining) -> list[str]:
-    """Return what limits the verdict, a line each: a learning rate below half of its peak, and too few updates."""
+    """Return what limits the verdict, a line each: a learning rate below half of its peak, and too few updates.
+
+    A training that diverged has no notes, because more updates of it cannot be made.
+    """
+    if short_training.failure is not None:
+        return []
     largest_lr = max(seen.lr for seen in short_training.observed)
     peak = short_training.peak
     notes = []
@@ -391,7 +398,7 @@ def _notes(short_training: ShortTraining) -> list[str]:
             f"the learning rate came to {largest_lr / peak:.1%} of its peak {peak:g}: this says nothing about the "
             f"peak; {short_training.longer} goes there"
         )
-    if short_training.too_short and math.isfinite(short_training.observed[-1].loss):  # it did not end by divergence
+    if short_training.too_short:
         notes.append(
             f"only {counted(len(short_training.observed), 'update')} in the time given, too few for a verdict; "
             "give more --seconds"
@@ -437,7 +444,7 @@ def _gradient_table(short_training: ShortTraining) -> str:
         first = short_training.observed[0].profile(stack)
         last = short_training.observed[-1].profile(stack)
         for layer in _evenly_chosen(len(first), LAYERS_SHOWN):
-            at_last = f"{last[layer]:.1e}" if last else "-"  # an update that failed has no gradients
+            at_last = f"{last[layer]:.1e}" if last else "-"  # an update that failed may have no gradients
             rows.append([f"{stack} {layer + 1}", f"{first[layer]:.1e}", at_last])
     return render(rows)
 
@@ -477,7 +484,10 @@ def verdict_text(short_training: ShortTraining) -> str:
 
 
 def as_dict(short_training: ShortTraining) -> dict:
-    """Return verdict, findings, and every update's numbers, for --json; "layers" are those of encoder and decoder."""
+    """Return verdict, findings, notes, facts of the model, and every update's numbers, for --json.
+
+    "layers" is a pair, the numbers of layers of encoder and decoder.
+    """
     verdict = judge(short_training)
     return {
         "verdict": verdict.kind,
@@ -491,7 +501,7 @@ def as_dict(short_training: ShortTraining) -> dict:
 
 
 def _update_as_dict(observed: Observed) -> dict:
-    """Return the numbers of one update for --json: update, lr, loss and probes, as in Observed, with None for NaN."""
+    """Return update, lr, loss and probes of one update for --json, as in Observed; what is not finite becomes None."""
     probes = {}
     for name, values in observed.probes.items():
         probes[name] = {address: _finite_or_none(value) for address, value in values.items()}

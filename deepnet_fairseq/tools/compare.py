@@ -75,7 +75,10 @@ LINES_PER_PANEL = 8  # most lines of a panel
 
 
 def free_memory() -> float:
-    """Return the bytes of this machine's memory that a plan may use: USABLE of what is free; infinity if unknown."""
+    """Return the bytes of this machine's memory that a plan may use, the share USABLE of what is free.
+
+    The result is infinity if the system does not say how much is free.
+    """
     try:
         found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:
@@ -129,7 +132,7 @@ class Grid:
         for method in self.methods:
             get_method(method)  # raises for an unknown one
 
-        _check_at_least_one("--depths", min(self.depths, default=1))
+        _check_at_least_one("--depths", min(self.depths))
         _check_at_least_one("--updates", self.updates)
         if self.jobs is not None:
             _check_at_least_one("--jobs", self.jobs)
@@ -193,12 +196,17 @@ class Grid:
         assert width is not None  # fill() has set it
         return width
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the cells are trained, and translate, on the CPU: without a GPU, or if the user's flags say --cpu."""
+        return "--cpu" in [*DEVICE_FLAGS, *self.flags]
+
     def share(self) -> Share:
         """Decide how many cells are trained at a time, and with how many threads each.
 
         On a GPU it is one cell at a time unless the user gave the number; memory is not looked at here.
         """
-        if "--cpu" in [*DEVICE_FLAGS, *self.flags]:
+        if self.on_cpu:
             return processes_and_threads(self.width(), tasks=len(self.cells), processes=self.jobs)
         jobs = self.jobs or 1
         return Share(processes=jobs, threads=max(1, available_cores() // jobs))
@@ -209,8 +217,7 @@ class Grid:
         The memory of each is taken to be that of the deepest model, as tools/plan computes it. If the user gave the
         number of jobs, and for a GPU, whose memory is not looked at, the result is `processes`.
         """
-        on_cpu = "--cpu" in [*DEVICE_FLAGS, *self.flags]
-        if self.jobs is not None or processes == 1 or not on_cpu:
+        if self.jobs is not None or processes == 1 or not self.on_cpu:
             return processes
 
         deepest = max(self.cells, key=lambda cell: cell.depth)
@@ -250,8 +257,8 @@ class Grid:
     def training(self, cell: Cell) -> list[str]:
         """Return the flags of a cell's fairseq-train, without the data and --save-dir."""
         warmup, _ = self.warmup_updates()
-        # in updates; a training of fewer than 12 or 10 does it after each
-        save_and_validate_every = max(1, self.updates // 12)  # twelve times or more
+        # in updates; a training of fewer than 12 updates saves after each, one of fewer than 10 logs each
+        save_and_validate_every = max(1, self.updates // 12)  # twelve times or more in a longer one
         log_every = min(25, max(1, self.updates // 10))  # ten times or more
         stuck = max(300, self.updates // 4, warmup * 3 // 2)  # no healthy training is at unigram entropy for so long
 
@@ -290,7 +297,7 @@ class Grid:
         return facts
 
     def command(self, cell: Cell) -> str:
-        """Return the command line of `deepnet compare` for a grid of this cell alone."""
+        """Return the command line of `deepnet compare` for a grid of this cell alone, without --out and --jobs."""
         values = f"--methods {cell.method} --depths {cell.depth} --lrs {format_rate(cell.lr)} --seeds {cell.seed}"
         words = [str(self.data), *values.split()]
         words += [f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags_of(cell.method)]
@@ -313,8 +320,8 @@ def _check_at_least_one(flag: str, number: int) -> None:
 def by_owner(flags: Sequence[str]) -> list[tuple[str | None, list[str]]]:
     """Split flags of fairseq-train into pairs (owner, words), in their order.
 
-    The words are an option of a method with its value, and the owner is the method's name; or one other word, without
-    an owner.
+    Either the words are an option of a method with its value, and the owner is the method's name; or they are one other
+    word, and the owner is None.
     """
     options = {}  # flag -> (name of the method, the option)
     for name, method in METHODS.items():
@@ -387,7 +394,7 @@ async def train_cell(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> 
     run.begin(
         facts=grid.facts(cell),
         command=grid.command(cell),
-        environment=environment(gpus=1 if torch.cuda.is_available() else 0),
+        environment=environment(gpus=0 if grid.on_cpu else 1),
     )
 
     command = fairseq_command(grid, "train", [*grid.training(cell), "--save-dir", str(run.path)])
@@ -397,13 +404,16 @@ async def train_cell(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> 
 
 
 async def translate_test_set(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
-    """Translate the test set with a trained cell, and score the translations; UserError if the program failed.
+    """Translate the test set with a trained cell, and score the translations.
 
-    run: the cell's folder; it gets generated.txt, the output of fairseq-generate, and score.json.
+    run: the cell's folder; it gets generated.txt, the output of fairseq-generate, and score.json. Raises a UserError,
+    naming the log, if the program failed.
     """
-    # how --remove-bpe joins pieces: in the way of what has segmented the data
+    # value of --remove-bpe, by which fairseq joins the pieces: the program that has segmented the data
     pieces = "sentencepiece" if (grid.data / "spm.model").exists() else "subword_nmt"
-    words = ["--path", str(run.last_checkpoint), *GENERATION_FLAGS, "--remove-bpe", pieces, *DEVICE_FLAGS]
+    words = ["--path", str(run.last_checkpoint), *GENERATION_FLAGS, "--remove-bpe", pieces]
+    if grid.on_cpu:
+        words.append("--cpu")
     command = fairseq_command(grid, "generate", words)
     log = run / "generate.log"
 
@@ -468,8 +478,8 @@ class Work:
     def check_flags(self) -> None:
         """Raise a UserError for flags with which a training that is not finished would end before it begins.
 
-        Read are the flags of one training of each method and depth; trainings that differ in rate and seed have the
-        same otherwise.
+        The flags of one training of each method and depth are read. Trainings that differ only in rate and seed have
+        the same flags otherwise.
         """
         register()
         checked = set()
@@ -534,7 +544,8 @@ class Best(NamedTuple):
 
     method, depth: as in Cell
     lr: the best rate, None if all failed
-    edge: "≤ " or "≥ " if the best is the lowest or highest of several rates, and a better one may lie beyond; else ""
+    edge: "≤ " or "≥ " if the best is the lowest or highest of several rates, and a better one may lie beyond; else "",
+        also if all failed
     failed: failed rate, as a text -> how the training of its last failed seed ended
     runs: the runs at the best rate, one of each seed; at the lowest rate if all failed
     held_out: last validation loss of each of these runs, in bits per token; empty if all rates failed
@@ -554,7 +565,8 @@ class Best(NamedTuple):
         """Return the entries of the result's row in the table, whose header is in `table`."""
         depth = f"{self.depth}L-{self.depth}L"
         lr = "-" if self.lr is None else self.edge + format_rate(self.lr)
-        training_time = duration(3600 * fmean(run.hours or 0 for run in self.runs))
+        hours = [run.hours or 0 for run in self.runs]  # None for a log without the line that begins an attempt
+        training_time = duration(3600 * fmean(hours))
 
         bleu = format_spread(self.bleu, 1)
         if self.bleu and fmean(self.bleu) < LOW_BLEU:
@@ -580,7 +592,8 @@ def format_spread(values: list[float], digits: int) -> str:
 def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int) -> Best:
     """Return the result of a method at a depth, at the best of the grid's learning rates.
 
-    Of equally good rates it is the lowest. records: name of a cell -> its finished run, for all cells of the grid.
+    If several rates are equally good, the lowest is taken. records: name of a cell -> its finished run, for all cells
+    of the grid.
     """
     runs: dict[float, list[RecordedRun]] = {}  # rate -> a run of each seed
     losses: dict[float, list[float]] = {}  # rate -> held-out loss of each of these
@@ -597,10 +610,11 @@ def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int
     all_failed = format_rate(best) in failed
 
     edge = ""
-    if len(runs) > 1 and best == min(runs):
-        edge = "≤ "
-    elif len(runs) > 1 and best == max(runs):
-        edge = "≥ "
+    if len(runs) > 1 and not all_failed:
+        if best == min(runs):
+            edge = "≤ "
+        elif best == max(runs):
+            edge = "≥ "
 
     return Best(
         method=method,
@@ -610,7 +624,8 @@ def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int
         failed=failed,
         runs=runs[best],
         held_out=[] if all_failed else losses[best],
-        bleu=[run.bleu for run in runs[best] if run.score and run.bleu is not None],  # [] if data have no references
+        # A run has no score if it failed or the data have no references. With one its bleu is not None, but for mypy.
+        bleu=[run.bleu for run in runs[best] if run.score and run.bleu is not None],
     )
 
 
@@ -715,7 +730,8 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
 
     plot: file of the picture, None for none; as_json: whether to return a JSON list with an object for each method and
     depth, the fields of Best with the number of `runs`. Raises a UserError, before anything is trained, for an invalid
-    grid, data or picture, and for flags that fairseq-train refuses.
+    grid, data or picture, for a cell that was begun with other settings, and for flags that fairseq-train refuses;
+    later, naming the log, if a program fails.
     """
     grid.check()
     grid.direction()

@@ -179,6 +179,27 @@ def test_numbers_that_are_not_finite_are_divergence():
     assert "gradients are Nan/Inf" in str(verdict)
 
 
+def test_a_loss_of_batches_without_targets_is_no_divergence():
+    """Their mean loss is 0 / 0, and their gradients are zero; the trainer goes on with the next update."""
+    rows = [observed(update) for update in range(UPDATES)]
+    rows[12] = observed(12, decoder=(0.0, 0.0, 0.0), loss=math.nan)
+
+    verdict = judge(training(rows, failure=None))
+
+    assert verdict.kind == STABLE
+    assert not verdict.findings
+
+
+def test_a_training_that_diverged_in_its_warmup_is_not_asked_for_more_updates():
+    rows = [observed(update, lr=PEAK / 1000) for update in range(5)]
+    rows.append(observed(5, loss=math.nan, lr=PEAK / 1000))
+
+    verdict = judge(training(rows, failure=LOSS))
+
+    assert verdict.kind == DIVERGING
+    assert not verdict.notes
+
+
 def test_the_layer_with_the_smallest_gradient_is_named_where_the_last_ones_are_not_finite():
     rows = [observed(update, decoder=(0.7, 1e-9, 1.0)) for update in range(12)]
     rows.append(observed(12, decoder=(math.nan, math.nan, math.nan), loss=math.nan))

@@ -243,6 +243,7 @@ def test_json_has_the_best_rates_and_what_failed(finished_grid):
     assert deeper_deepnorm["lr"] == 0.001
     assert post_ln["lr"] is None
     assert deeper_post_ln["lr"] is None
+    assert post_ln["edge"] == ""  # without a best rate none is at the edge of the grid
     assert deeper_deepnorm["held_out"] == [3.0, 4.0]  # of both seeds, as in LOSSES
     assert set(post_ln["failed"]) == {"5e-4", "1e-3", "2e-3"}
     assert post_ln["bleu"] == []
@@ -349,6 +350,19 @@ def test_data_without_references_give_losses_alone(programs, pair_data, capsys):
     assert row["held_out"] == [5.0]
     assert row["bleu"] == []
     assert programs.names == ["train"]
+
+
+def test_with_the_flag_cpu_a_machine_with_a_gpu_trains_and_translates_on_its_cpu(
+    programs, pair_data, run_folder, monkeypatch
+):
+    monkeypatch.setattr(compare, "DEVICE_FLAGS", [])  # as on a machine with a GPU
+
+    main(compare_words(pair_data, "--cpu"))
+
+    assert programs.names == ["train", "generate"]
+    assert all("--cpu" in flags.split() for flags in programs.flags)
+    environment = json.loads((run_folder / "environment.json").read_text())
+    assert environment["gpus"] == 0
 
 
 @pytest.fixture(params=[True, False], ids=["saved before", "saved nothing"])
