@@ -34,8 +34,7 @@ def last(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
     """Return the last k checkpoints of a run, oldest first: those of epochs if there are k, else those by updates.
 
     folder: the run's --save-dir; suffix: its --checkpoint-suffix, None if the folder has only one run. Raises a
-    UserError, naming the folder, if there are fewer than k of either kind, or if `suffix` is None and there are runs of
-    several suffixes.
+    UserError, naming the folder, if neither kind has k, or if `suffix` is None and there are runs of several suffixes.
     """
     if suffix is None:
         suffix = _only_suffix(folder)
@@ -54,8 +53,8 @@ def last(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
 def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
     """Return the k checkpoints with the best validation score, best first, by the run's --best-checkpoint-metric.
 
-    It reads every checkpoint of the run. folder, suffix: as for `last`. Raises a UserError if fewer than k have a
-    finite score, or if a checkpoint is not of this package's models.
+    The checkpoints of epochs and of updates and those of --keep-best-checkpoints are read. folder, suffix: as for
+    `last`. Raises a UserError if fewer than k have a finite score, or if one is not of this package's models.
     """
     if suffix is None:
         suffix = _only_suffix(folder)
@@ -84,10 +83,10 @@ def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
 def _validation_score(path: Path) -> tuple[int, float | None, bool]:
     """Read a checkpoint; return its number of updates, its score, and whether a larger score is better.
 
-    The score is None if the checkpoint was saved without a validation. UserError for another package's model.
+    The score is None if the checkpoint was saved without a validation. Raises a UserError for another package's model.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    own_config(state, str(path))  # raises the UserError
+    own_config(state, str(path))  # only for the UserError that it raises
     maximize = state["cfg"].checkpoint.maximize_best_checkpoint_metric
     updates = state["optimizer_history"][-1]["num_updates"]
     score = state["extra_state"].get("val_loss")
@@ -117,7 +116,7 @@ def _of_kind(folder: Path, kind: str, suffix: str) -> dict[Path, str]:
 def suffixes(folder: Path) -> set[str]:
     """Return every --checkpoint-suffix of the trainings in a folder, by the names of their latest checkpoints.
 
-    "" is the suffix of a training without one.
+    If no file has such a name, the suffix is read from each checkpoint. "" is that of a training without a suffix.
     """
     found = set()
     for path in folder.iterdir():
@@ -126,16 +125,17 @@ def suffixes(folder: Path) -> set[str]:
             found.add(match[1])
     if found:
         return found
-    return {reading.suffix_of(path) for path in folder.glob("*.pt")}  # reads each checkpoint, which is slow
+    return {reading.suffix_of(path) for path in folder.glob("*.pt")}  # opens each file, which is slow
 
 
 def _only_suffix(folder: Path) -> str:
-    """Return the --checkpoint-suffix of the only training with numbered checkpoints in a folder, "" if none has any.
+    """Return the --checkpoint-suffix of the only training in a folder that has checkpoints to average.
 
-    Raises a UserError, naming the folder, for several.
+    These are checkpoints of epochs, of updates and of --keep-best-checkpoints. The result is "" if no training has any.
+    Raises a UserError, naming the folder, if several trainings have some.
     """
     used = []
-    for suffix in sorted(suffixes(folder) | {""}):  # "" too: its training may lack the names that `suffixes` looks for
+    for suffix in sorted(suffixes(folder) | {""}):  # a training without a suffix may lack the names of LATEST
         if any(_of_kind(folder, kind, suffix) for kind in (EPOCH, UPDATE, BEST)):
             used.append(suffix)
     if len(used) > 1:
@@ -150,20 +150,20 @@ def average(paths: list[Path], out: Path) -> None:
     Vaswani et al. 2017, section 6.1, average the last 5 of a base model, written ten minutes apart.
 
     The sum is float64. At any time, however many checkpoints there are, only one of them is in memory beside the sum
-    and the first one's weights. Raises a UserError, and writes nothing, for checkpoints of different runs, for a
-    missing one, and for parameters that are not finite.
+    and the first one's weights. Raises a UserError, and writes nothing, for checkpoints of different runs, for one of
+    another package's model, for a missing one, and for parameters that are not finite.
     """
     first: dict = {}  # content of the first checkpoint
     known_origin: dict | None = None  # of the first checkpoint that holds digests of its vocabulary
     sums: dict[str, Tensor] = {}  # name of a parameter -> its sum over checkpoints
-    seen = set()  # numbers of updates, as _updates_made returns them
+    seen = set()  # numbers of updates after which the checkpoints were saved
     for path in paths:
         # The package's reading (checkpoints/reading.py) has replaced fairseq's: it refuses weights that are not finite,
         # and puts the origin of the checkpoint under vocabulary.KEY.
         state = weights_of(checkpoint_utils.load_checkpoint_to_cpu(str(path)))
         config = own_config(state, str(path))
 
-        updates = _updates_made(state, path)
+        updates = state["optimizer_history"][-1]["num_updates"]
         if updates in seen:
             print(f"WARNING: {path} is of the same update as another one; it counts twice", file=sys.stderr)
         seen.add(updates)
@@ -174,18 +174,20 @@ def average(paths: list[Path], out: Path) -> None:
         else:
             _check_same_run(first, first_config, other=state, config=config, first_path=paths[0], path=path)
 
-        origin = state["task_state"][vocabulary.KEY]  # "file": the checkpoint; "digests": of its dictionaries, or None
+        # "file": the checkpoint; "digests": of its dictionaries, None if an older release saved it
+        origin = state["task_state"][vocabulary.KEY]
         if known_origin is None:
             known_origin = origin if origin["digests"] is not None else None
         else:
-            difference = vocabulary.describe_difference(known_origin["digests"], origin["digests"] or {})
+            digests = origin["digests"] or {}  # {}: digests that are missing are not compared
+            difference = vocabulary.describe_difference(known_origin["digests"], digests)
             if difference:
                 raise UserError(
                     path, f"was trained with {difference} than {known_origin['file']}; average checkpoints of one run"
                 )
 
         for key, value in state["model"].items():
-            if not value.is_floating_point():  # a counter or the like, which is the first checkpoint's
+            if not value.is_floating_point():  # a counter or the like: that of the first checkpoint is written
                 continue
             if key in sums:
                 sums[key] += value
@@ -207,20 +209,11 @@ def average(paths: list[Path], out: Path) -> None:
     save_tensors(first | {"model": mean, "cfg": cfg, "task_state": task_state}, out)
 
 
-def _updates_made(state: dict, path: Path) -> int | Path:
-    """Return the number of updates that a checkpoint was saved after, or its path, which is unique, if it holds none.
-
-    state: content of the checkpoint; path: its file.
-    """
-    history = state.get("optimizer_history") or [{}]
-    return history[-1].get("num_updates", path.resolve())
-
-
 def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
     """Let parameters of `after` share a tensor if they share memory in `before`, so that each is written once.
 
     before: the parameters of a checkpoint, of which tied embeddings share memory; after: those to write, under the same
-    names, which are changed.
+    names, changed in place.
     """
     owners: dict[tuple, str] = {}  # address, shape and stride of a tensor -> the first parameter that has it
     for key, value in before.items():
