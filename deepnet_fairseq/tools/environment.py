@@ -49,12 +49,13 @@ def environment(gpus: int) -> dict:
 def repository() -> tuple[str | None, bool]:
     """Return the short commit of the git checkout that this package is in, and whether tracked files differ from it.
 
-    They are None and False if the package was installed without a checkout, or lies in one that does not track it.
+    They are None and False if the package was installed without a checkout or lies in one that does not track it, and
+    if there is no git.
     """
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
-        """Return what git prints in this folder; CalledProcessError if it fails."""
+        """Return what git prints in this folder; raise a CalledProcessError if it fails."""
         return subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, check=True).stdout.strip()
 
     try:
@@ -91,6 +92,6 @@ def graphics(gpus: int) -> str:
 def processor() -> str:
     """Describe the CPU as "CPU, 2 cores: AMD EPYC 7B13"."""
     match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    name = match.group(1).strip() if match else platform.machine()
+    name = match.group(1).strip() if match else platform.machine()  # Linux names no model on ARM
     cores = len(os.sched_getaffinity(0))
     return f"CPU, {counted(cores, 'core')}: {name}"

@@ -23,9 +23,9 @@ def translate_directions(directions: list[str], folder: Path, flags: list[str]) 
 
     directions: as "de-en"; flags: arguments of fairseq-generate, DATA among them, without the languages. A direction
     whose output exists already is skipped; a call that was interrupted leaves no output of the direction that it was
-    at. Raises a UserError, naming --directions, for words that are no direction.
+    at. Raises a UserError, naming --directions, for a word that is no direction, or may be several.
     """
-    # Codes of the languages of DATA, by its dictionaries. Which of the flags is DATA is not known here, so that each is
+    # Codes of the languages of DATA, by its dictionaries. It is not known here which of the flags is DATA, so each is
     # looked at as a folder.
     codes = []
     for flag in flags:
@@ -35,10 +35,10 @@ def translate_directions(directions: list[str], folder: Path, flags: list[str]) 
     remaining = [direction for direction in directions if not (folder / f"{direction}.txt").exists()]
 
     folder.mkdir(parents=True, exist_ok=True)
-    for unfinished in folder.glob("*.part"):  # of an interrupted call, as files.whole names them
+    for unfinished in folder.glob("*.part"):  # what an interrupted call has left, as files.whole names it
         unfinished.unlink()
     with _models_loaded_once():
-        for direction in tqdm(remaining, unit=" directions", disable=None):  # None: no bar unless on a terminal
+        for direction in tqdm(remaining, unit=" directions", disable=None):  # None: a bar only on a terminal
             source, target = pairs[direction]
             _translate(source, target, result=folder / f"{direction}.txt", flags=flags)
 
@@ -66,6 +66,10 @@ def _models_loaded_once() -> Iterator[None]:
     loaded: dict = {}  # names of the checkpoints' files -> what load_model_ensemble has returned
 
     def load_model_ensemble(filenames, *args, **kwargs):
+        """Load the models of these files, or return what the first call has loaded.
+
+        The other arguments are fairseq's. Only the task differs between directions, and only building a model reads it.
+        """
         key = tuple(filenames)
         if key not in loaded:
             loaded[key] = load(filenames, *args, **kwargs)

@@ -59,7 +59,8 @@ class Progress:
     """Progress of trainings that run `jobs` at a time.
 
     trainings: name -> training, in the order in which they are begun; over: function that takes a name and returns
-    whether that training has ended. waiting, running: names of those that were not begun yet, and of those that run.
+    whether that training has ended. waiting, running: names of those that are still to be begun or resumed, and of
+    those that run.
     """
 
     def __init__(self, trainings: Mapping[str, Training], jobs: int, over: Callable[[str], bool]):
@@ -83,7 +84,7 @@ class Progress:
     def line(self) -> str | None:
         """Return a line of progress: how many trainings are over, where each running one is, and the time left.
 
-        None while nothing runs.
+        Return None while nothing runs.
         """
         if not self.running:
             return None
@@ -114,7 +115,7 @@ class Progress:
         return f"about {duration(seconds)} left"
 
     def _observe(self, name: str) -> tuple[int, str]:
-        """Return the last update of a training and its loss, after a note of it for the estimate of the time left."""
+        """Return the last update of a training and its loss, and note the update for the estimate of the time left."""
         update, loss = self.trainings[name].latest()
         self.time_left.see(name, self.trainings[name].work(update), time.monotonic())
         return update, loss

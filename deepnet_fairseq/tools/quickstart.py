@@ -46,6 +46,6 @@ def make_data(out: Path) -> None:
     corpus = language.make_corpus(language.SIZES, nouns=60, verbs=30)  # with so many words of each kind
     language.write_corpus(corpus, text)
 
-    register()  # before fairseq's binarisation
+    register()  # as `deepnet prepare text` does before it calls prepare_text
     prefixes = {split: str(text / split) for split in language.SIZES}
     prepare_text(PAIR, prefixes, out / "data", vocab=1000)  # 1,000 pieces of SentencePiece

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Sequence
 from statistics import median
 
-LATELY = 0.1  # share of the whole work, the last of it that was done, whose speeds count
+LATELY = 0.1  # share of the whole work, counted back from what is done by now; only the speeds in it count
 SETTLED = 1 / 3  # an estimate is shown once two in a row differ by less than this share of the longer one
 
 
@@ -39,7 +39,7 @@ class TimeLeft:
         training: its name; work: of this training alone; now: seconds of any clock, the same for all notes.
         """
         earlier_work, earlier = self.seen.setdefault(training, (work, now))
-        if work <= earlier_work or now <= earlier:  # no update since then
+        if work <= earlier_work or now <= earlier:  # no update since then, or no time has passed
             return
 
         self.seen[training] = (work, now)
@@ -62,7 +62,8 @@ class TimeLeft:
             self.last = (len(self.speeds), estimate)
         else:
             speeds_then, previous = self.last
-            if len(self.speeds) > speeds_then:  # else nothing was learnt since, and the two are near each other anyway
+            # without new speeds the two are near each other anyway, which says nothing
+            if len(self.speeds) > speeds_then:
                 if abs(estimate - previous) < SETTLED * max(estimate, previous):
                     self.settled = True
                 self.last = (len(self.speeds), estimate)
