@@ -1,6 +1,6 @@
 """Compare the translations by an exported folder with those by fairseq's plain Transformer, from text to text.
 
-Both get untokenised lines and segment them with their own tokenizers, so that a difference of tokenizers shows.
+Both models get untokenised lines and segment them with their own tokenizers, so that a difference of tokenizers shows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def check_text(served: Served, folder: Path, engine_class: Any) -> None:
     The lines are some of the data's and ODD_LINES; the search is greedy.
 
     served: the folded translation model with its text; folder: what was exported of it; engine_class: class of
-    translation/engines.py that loads such a folder. UserError if more than half of the lines differ: then the exported
-    tokenizer segments text differently. Fewer differences are only printed.
+    translation/engines.py that loads such a folder. Raises a UserError if more than half of the lines differ: then the
+    exported tokenizer segments text differently. Fewer differences are only printed.
     """
     assert served.text is not None
     settings = Settings(beam=1, threads=served.choose_threads())
@@ -60,8 +60,8 @@ def check_text(served: Served, folder: Path, engine_class: Any) -> None:
     lines = []
     for line in (*served.lines(DATA_LINES), *ODD_LINES):
         with suppress(UserError):  # longer than the model, or its export, has positions for
-            by_fairseq.cut(line, 1)
-            by_export.cut(line, 1)
+            by_fairseq.cut(line, number=1)  # any number: it is only for the message
+            by_export.cut(line, number=1)
             lines.append(line)
     expected = list(by_fairseq.translate(lines))
     exported = list(by_export.translate(lines))

@@ -19,9 +19,10 @@ TASKS = {"transformer": "translation", "transformer_lm": "language_modeling"}
 def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = None) -> None:
     """Convert a folded model by CTranslate2's own converter, which reads a checkpoint of fairseq and its dictionaries.
 
-    Both are written into a temporary folder for it. dictionaries: a pair of fairseq's Dictionary, of source and target;
-    out: folder to write, which must not exist; quantization: type of the weights as CTranslate2 names it ("int8",
-    "float16", ...), None for float32. UserError if CTranslate2 is not installed, or cannot take the model.
+    Checkpoint and dictionaries are written into a temporary folder for it. dictionaries: a pair of fairseq's
+    Dictionary, of source and target; out: folder to write, which must not exist; quantization: type of the weights as
+    CTranslate2 names it ("int8", "float16", ...), None for float32. Raises a UserError if CTranslate2 is not installed,
+    or cannot take the model.
     """
     try:
         import ctranslate2
@@ -29,7 +30,7 @@ def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = 
         raise UserError("--to ctranslate2", "CTranslate2 is not installed; pip install 'ctranslate2>=4'") from error
 
     source_dictionary, target_dictionary = dictionaries
-    task_section = folded.sections.get("task", {})  # of the run's config
+    task_section = folded.sections.get("task", {})  # of the run's config; {} for what fold_model returns
     with tempfile.TemporaryDirectory() as folder:
         # the task translation reads the first two, language_modeling the third
         source_dictionary.save(str(Path(folder) / "dict.src.txt"))
@@ -41,9 +42,10 @@ def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = 
             "source_lang": "src",
             "target_lang": "tgt",
             "data": folder,
-            "add_bos_token": task_section.get("add_bos_token", False),  # of a language model: its text begins with bos
+            # whether a language model's text begins with bos; a translation task has no such setting
+            "add_bos_token": task_section.get("add_bos_token", False),
         }
-        # settings of task and model in one Namespace, as in checkpoints of fairseq's old releases, which it still loads
+        # settings of task and model in one Namespace, as in checkpoints of old releases, which fairseq still loads
         args = argparse.Namespace(**(task | folded.config))
         checkpoint = Path(folder) / "model.pt"
         torch.save({"args": args, "model": folded.state}, checkpoint)

@@ -32,9 +32,9 @@ def write_ctranslate2(served: Served, out: Path, quantization: str | None) -> fl
     """Write a model with its text into the folder `out` for CTranslate2, whole or not at all.
 
     quantization: type of the weights as CTranslate2 names it ("int8", "float16", ...), None for float32. Return the
-    largest difference of a token's log-probability from fairseq's, in nats. UserError if CTranslate2 is missing, cannot
-    take the model, or computes other scores. Scores and translations are judged in float32 alone, because quantised
-    weights change both.
+    largest difference of a token's log-probability from fairseq's, in nats. Raises a UserError if CTranslate2 is
+    missing, cannot take the model, or computes other scores or translations. These are judged in float32 alone, because
+    quantised weights change both.
     """
     folded = served.folded
     is_float32 = quantization in (None, "float32")
@@ -84,7 +84,7 @@ SCORERS = {"transformer": ("Translator", _score_translation), "transformer_lm": 
 def _largest_difference(served: Served, folder: Path) -> float:
     """Return the largest difference, in nats, between log-probabilities of made-up tokens by fairseq and CTranslate2.
 
-    folder: that CTranslate2's converter has written.
+    folder: what CTranslate2's converter has written.
     """
     import ctranslate2
 

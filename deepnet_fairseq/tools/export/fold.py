@@ -34,7 +34,7 @@ from ...core.slots import NORM_NAMES, Scale, knows_scales
 # branch -> roles of the matrices that read its input; keys and values of cross-attention read the encoder's output
 READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
 SHARING = ("share_all_embeddings", "share_decoder_input_output_embed")  # config fields that tie an embedding
-PLACES = {  # slot, but for "residual" -> where it is, for a message
+PLACES = {  # slot -> where it is, for a message; "residual" and "mixer" are not among them
     "beginning": "in front of the first layer",
     "before": "on the input of a branch",
     "hidden": "between fc1 and the activation",
@@ -52,7 +52,7 @@ def why_not_foldable(model: nn.Module) -> str | None:
     The words are a clause about the model.
     """
     for stack in model.stacks().values():
-        # the residual stream is wider than the branches (Method.stream_width)
+        # Method.stream_width can make the residual stream wider than what a branch reads
         if stack.stream_dim != stack.embed_tokens.embedding_dim:
             return "its layers hand on more than one branch reads"
 
@@ -94,7 +94,7 @@ def _why_not_in_slot(slot: str, module: nn.Module, pre_ln: bool) -> str | None:
         return None
 
     # in Pre-LN, LN(P x') = LN(x') only for a number P > 0
-    if any(parameter.is_meta for parameter in module.parameters()):  # of models.blueprint: without values to look at
+    if any(parameter.is_meta for parameter in module.parameters()):  # models.blueprint gives parameters no values
         return None
     shortcut, _ = module.scales()
     if isinstance(shortcut, Tensor) and shortcut.dim() > 0:
@@ -147,9 +147,10 @@ def fold(model: nn.Module) -> dict[str, bool]:
 
 
 def _fold_pre_ln(stack: nn.Module) -> None:
-    """Fold a Pre-LN stack: divide each branch by the product P of the shortcut factors so far.
+    """Fold a Pre-LN stack: scale each branch by its factors, and divide it by the product P of the shortcuts' so far.
 
-    The stream is then the unfolded one divided by P, which the next LayerNorm removes, the closing one after the last.
+    The stream is then the unfolded one divided by P. The next LayerNorm removes that factor; the closing LayerNorm does
+    so after the last branch.
     """
     product = torch.ones((), dtype=torch.float64)
     for layer in stack.layers:
@@ -162,10 +163,12 @@ def _fold_pre_ln(stack: nn.Module) -> None:
 def _fold_post_ln(model: nn.Module, name: str, stack: nn.Module) -> dict[str, bool]:
     """Fold a Post-LN stack: upstream where a LayerNorm stands before a branch, else as the top of this file says.
 
-    name: "encoder" or "decoder", the stack's attribute in the model. Return the config fields that change, as `fold`.
+    name: "encoder" or "decoder", the stack's attribute in the model. Return the config fields that change, as `fold`
+    does.
     """
     changes: dict[str, bool] = {}
-    norm_before = stack.layernorm_embedding  # the LayerNorm whose output the branch reads; None for a first branch
+    # the LayerNorm whose output the branch reads; the first branch has none unless there is one on the embedding
+    norm_before = stack.layernorm_embedding
     for layer in stack.layers:
         for sublayer in layer.sites:  # names of the layer's branches, in forward order
             shortcut = _fold_branch(layer, sublayer)
@@ -195,7 +198,7 @@ def _fold_branch(layer: nn.Module, sublayer: str) -> Tensor:
     shortcut = torch.as_tensor(shortcut_scale, dtype=torch.float64)
     _scale_output(layer, sublayer, torch.as_tensor(branch_scale, dtype=torch.float64))
 
-    slots = layer.slots(sublayer)  # only those that the method has filled
+    slots = layer.slots(sublayer)  # `outer` and `before` are among them only if the method has filled them
     if "outer" in slots:
         outer = torch.as_tensor(_factor(slots["outer"]), dtype=torch.float64)
         _scale_output(layer, sublayer, outer)
@@ -222,7 +225,7 @@ def _scale_embedding(model: nn.Module, name: str, factor: Tensor) -> dict[str, b
     """Multiply the embeddings of tokens and positions of the stack `name` by a vector (C,).
 
     The embedding of tokens is shared no longer, and sinusoidal positions become a learned table, for fairseq would
-    compute them without the factor. Return the config fields that change, as `fold`.
+    compute them without the factor. Return the config fields that change, as `fold` does.
     """
     changes: dict[str, bool] = {}
     stack = getattr(model, name)

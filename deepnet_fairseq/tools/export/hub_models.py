@@ -75,7 +75,7 @@ class Port:
 def port(folded: Folded) -> Port:
     """Return the port of a folded model, a plain Transformer of fairseq's.
 
-    UserError, with a way out, for a model that none there computes.
+    Raises a UserError, with a way out, for a model that none there computes.
     """
     fairseq_name = folded.stock.name
     if fairseq_name not in PORTS:
@@ -93,7 +93,7 @@ def misfit(reason: str, way_out: str = TO_OTHERS) -> UserError:
 def _port_translation(folded: Folded) -> Port:
     """Return the port of a translation model: to M2M100 from a Pre-LN, to FSMT from a Post-LN.
 
-    UserError if encoder and decoder differ in the place of their LayerNorms or in width.
+    Raises a UserError if encoder and decoder differ in the place of their LayerNorms or in width.
     """
     stacks = LIMITS["transformer"]
     pre_ln = {folded.config[f"{stack}_normalize_before"] for stack in stacks}
@@ -140,7 +140,7 @@ def _port_fsmt(folded: Folded) -> Port:
 def _port_m2m100(folded: Folded) -> Port:
     """Return the port to M2M100: Pre-LN with a closing LayerNorm, one vocabulary, sinusoidal positions.
 
-    UserError for learned positions, and for two vocabularies of different sizes.
+    Raises a UserError for positions that are not sinusoidal, and for two vocabularies of different sizes.
     """
     limits = LIMITS["transformer"]
     if not all(_are_sinusoidal(folded, stack) for stack in limits):
@@ -153,7 +153,7 @@ def _port_m2m100(folded: Folded) -> Port:
 
     state = _renamed_state(folded)
     state["lm_head.weight"] = state.pop("model.decoder.output_projection.weight")
-    state["model.shared.weight"] = state["model.encoder.embed_tokens.weight"]  # M2M100 has the embedding under this too
+    state["model.shared.weight"] = state["model.encoder.embed_tokens.weight"]  # M2M100 has it under both names
 
     fields = folded.config
     longest = max(fields[limit] for limit in limits.values())  # the model there has one limit for both stacks
@@ -168,8 +168,8 @@ def _port_m2m100(folded: Folded) -> Port:
 def _port_opt(folded: Folded) -> Port:
     """Return the port of a language model to OPT, a causal model, Pre-LN or Post-LN.
 
-    OPT has one vocabulary, a table of positions, and an embedding that is not scaled by sqrt(C). UserError if the model
-    reads and predicts different numbers of symbols.
+    OPT has one vocabulary, a table of positions, and an embedding that is not scaled by sqrt(C). Raises a UserError if
+    the model reads and predicts different numbers of symbols.
     """
     read, predicted = folded.vocabulary_sizes
     positions = _position_table(folded, "decoder")
@@ -185,7 +185,7 @@ def _port_opt(folded: Folded) -> Port:
     state["model.decoder.embed_positions.weight"] = positions
 
     fields = folded.config
-    task_section = folded.sections.get("task", {})  # of the run's config
+    task_section = folded.sections.get("task", {})  # of the run's config; {} for what fold_model returns
     first_token = BOS if task_section.get("add_bos_token") else EOS  # with which fairseq's blocks of text begin
     config = {
         "vocab_size": read,

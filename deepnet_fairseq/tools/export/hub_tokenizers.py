@@ -36,8 +36,8 @@ def write_translation_tokenizer(transformers, folder: Path, ported: Port, text: 
     """Write the tokenizer of a translation model into `folder`.
 
     transformers: the module; text: the model's dictionaries, SentencePiece model and languages. Tags of languages
-    become special tokens, which are left out when a translation is decoded. UserError for data with two dictionaries,
-    and for pieces that are not of a SentencePiece model.
+    become special tokens, which are left out when a translation is decoded. Raises a UserError for data with two
+    dictionaries, and for pieces that are not of a SentencePiece model.
     """
     source, target = text.dictionaries
     if source.symbols != target.symbols:
@@ -64,7 +64,7 @@ def segmenter_of(data: str, subwords: str | None) -> Segmenter:
     """Return the Segmenter that cut a language model's text into pieces.
 
     subwords: file of a SentencePiece model, None for what lies in `data`, the folder of the binarised text: the
-    text.json of `deepnet prepare lm`, else a SentencePiece model. UserError if neither is there.
+    text.json of `deepnet prepare lm`, else a SentencePiece model. Raises a UserError if neither is there.
     """
     if subwords is not None:
         return Segmenter("sentencepiece", {"sentencepiece_model": Path(subwords)})
@@ -81,7 +81,7 @@ def write_tokenizer(transformers, folder: Path, ported: Port, segmenter: Segment
     """Write a language model's tokenizer into `folder` and return it as AutoTokenizer loads it.
 
     transformers: the module; segmenter: what segmented the text for fairseq; data: folder of binarised sentences, which
-    the tokenizer must segment as fairseq does. UserError if it does not, or if no fast tokenizer can be built.
+    the tokenizer must segment as fairseq does. Raises a UserError if it does not, or if no fast tokenizer can be built.
     """
     tokenizer = _fast_tokenizer(transformers, ported, segmenter, dictionary)
     _check_segmentation(tokenizer, segmenter, dictionary, data)
@@ -90,7 +90,7 @@ def write_tokenizer(transformers, folder: Path, ported: Port, segmenter: Segment
 
 
 def _check_segmentation(tokenizer, segmenter: Segmenter, dictionary, data: str) -> None:
-    """Raise UserError, with the line, if a tokenizer gives other numbers than fairseq for a sentence of the data.
+    """Raise a UserError, with the line, if a tokenizer gives other numbers than fairseq for a sentence of the data.
 
     tokenizer: of transformers; data: folder of the binarised data, of which the first CHECKED sentences of the
     validation set, else of the test or training set, are compared. Sentences that contain a special token such as <unk>
@@ -145,7 +145,8 @@ def _fast_tokenizer(transformers, ported: Port, segmenter: Segmenter, dictionary
 def _sentencepiece(path: Path, numbers: dict[str, int]):
     """Return a Tokenizer (of the library tokenizers) that segments as a SentencePiece model does.
 
-    path: of the model. UserError for a model with settings that Tokenizer cannot imitate.
+    path: of the model. Raises a UserError for a model with settings that Tokenizer cannot imitate, or with pieces that
+    the dictionary lacks.
     """
     from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]  # protobuf makes it at import
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -174,7 +175,7 @@ def _sentencepiece(path: Path, numbers: dict[str, int]):
     else:
         raise misfit(f"{path.name} is neither of BPE nor of unigrams")
 
-    # the changes of the text before it is segmented, and their undoing by the decoder
+    # the changes of the text before it is segmented; the decoder undoes those of blanks alone
     normalizer = proto.normalizer_spec
     steps: list = []  # of tokenizers.normalizers
     if normalizer.precompiled_charsmap:  # replacements of characters, such as NFKC
@@ -226,7 +227,7 @@ def _gpt2(encoder: Path, merges: Path, numbers: dict[str, int]):
     pairs = []
     for line in merges.read_text(encoding="utf-8").splitlines()[1:]:  # the first line is a version
         pair = line.split(" ")
-        if len(pair) == 2:  # an empty line at the end is none
+        if len(pair) == 2:  # an empty line at the end is no pair
             pairs.append((pair[0], pair[1]))
 
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
@@ -240,7 +241,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {"sentencepiece": _sentencepiece, "gpt
 
 
 def _check_in_dictionary(pieces: Iterable[str], numbers: dict[str, int], path: Path) -> None:
-    """Raise UserError if the dictionary lacks one of the pieces of the file `path`.
+    """Raise a UserError if the dictionary lacks one of the pieces of the file `path`.
 
     A fast tokenizer could not use that piece, and would segment text differently.
     """

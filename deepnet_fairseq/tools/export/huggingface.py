@@ -30,7 +30,7 @@ TOKENS = 40  # of each sentence
 
 
 def library():
-    """Return the transformers library; UserError if it is not installed, or if torchaudio keeps it from loading."""
+    """Return the transformers library; raise a UserError if it is missing, or if torchaudio keeps it from loading."""
     try:
         import transformers
     except ImportError as error:
@@ -38,7 +38,7 @@ def library():
         raise UserError("--to huggingface", f"transformers is not installed; {needed}") from error
 
     try:
-        if importlib.util.find_spec("torchaudio") is not None:  # which transformers imports where it is
+        if importlib.util.find_spec("torchaudio") is not None:  # transformers imports it where it is installed
             import torchaudio  # noqa: F401
     except (ImportError, OSError) as error:
         raise UserError(
@@ -56,7 +56,7 @@ def write_huggingface(
 
     subwords: SentencePiece model that segmented a language model's text, None for the file beside the data; search:
     settings that a translation model will search with, None for Settings(); a language model takes only None. Return
-    the name of transformers' model, such as "M2M100", and the largest difference of its logits from fairseq's.
+    the name of transformers' model, such as "M2M100", and the largest difference of its logits from fairseq's. Raises a
     UserError if transformers is missing, has no model or tokenizer for this one, or computes something else.
     """
     transformers = library()
@@ -108,8 +108,8 @@ def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[
     """Write config, weights (safetensors) and generation_config into a folder, load them again and compare the logits.
 
     search: settings of a translation model's search, None for other models. Return what was written, and the largest
-    difference of its logits from those of fairseq's model on made-up tokens. UserError if transformers has no model for
-    it, or computes other logits.
+    difference of its logits from those of fairseq's model on made-up tokens. Raises a UserError if transformers has no
+    model for it, or computes other logits.
     """
     transformers = library()
     ported = port(folded)
@@ -118,9 +118,8 @@ def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[
         model_class = getattr(transformers, f"{ported.name}{ported.head}")
         model = model_class(config_class(**ported.config))
         model.load_state_dict(ported.state)
-        if model.can_generate():
-            generation = _generation(folded, ported, search)
-            model.generation_config = transformers.GenerationConfig(**generation)
+        generation = _generation(folded, ported, search)
+        model.generation_config = transformers.GenerationConfig(**generation)
         _save(model, folder)
         auto_class = getattr(transformers, AUTO[ported.head])
         model = auto_class.from_pretrained(folder, local_files_only=True).eval()  # the same name, to free the other one
@@ -135,14 +134,14 @@ def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[
 def _largest_difference(folded: Folded, model, ported: Port) -> tuple[float, float]:
     """Compare the logits of fairseq's plain model with those of transformers' `model` on made-up sentences.
 
-    Return the largest difference at tokens that are not padding, and fairseq's logit of the largest magnitude. One
-    source sentence is padded on the right, so that a wrong mask shows.
+    Return the largest difference at tokens that are not padding, and the largest magnitude of fairseq's logits there.
+    One source sentence is padded on the right, so that a wrong mask shows.
     """
     stock = stock_model(folded.config, folded.state)
     longest = min(TOKENS, ported.longest)
     read, predicted = folded.vocabulary_sizes
     source = _made_up(read, longest)
-    target = _made_up(predicted, max(1, longest - 3))
+    target = _made_up(predicted, max(1, longest - 3))  # of another length than the source
     source[0, longest - longest // 3 :] = PAD  # the last third of the first sentence
     mask = source.ne(PAD).long()
 
@@ -166,7 +165,7 @@ def _made_up(symbols: int, length: int) -> Tensor:
 
 
 def _save(model, folder: Path) -> None:
-    """Save a model of transformers into a folder; UserError if the disk is full."""
+    """Save a model of transformers into a folder; raise a UserError if the disk is full."""
     from safetensors import SafetensorError
 
     try:
@@ -178,8 +177,8 @@ def _save(model, folder: Path) -> None:
 def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
     """Return arguments of GenerationConfig, by name, with which generate() searches as fairseq does.
 
-    It then produces no padding and no empty translation. search: settings of a translation model's search, None for a
-    language model.
+    generate() then produces no padding; of a translation model also no unknown symbol and no empty translation. search:
+    settings of a translation model's search, None for a language model.
 
     Both libraries take twice as many candidates as beams at each step, count as finished those among the best `beam`
     of them that end, and divide a score by length ** penalty, the eos counted. fairseq stops when `beam` translations

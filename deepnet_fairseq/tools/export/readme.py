@@ -80,7 +80,7 @@ def write_card(served: Served, folder: Path, ported: Port) -> None:
             options = f', forced_bos_token_id=tokenizer.convert_tokens_to_ids("{target_tags[0]}")'
 
     limit = ""
-    if ported.bounded:  # its table of positions also has one for the end of sentence
+    if ported.bounded:  # one of its positions is for the end of sentence, or the token before a language model's text
         limit = LIMIT.format(longest=ported.longest - 1, fate="the model has no more positions")
 
     _write(
@@ -94,7 +94,7 @@ def write_card(served: Served, folder: Path, ported: Port) -> None:
         limit=limit,
         auto=AUTO[ported.head],
         before=before,
-        forced=options,
+        options=options,
         **_form_code(form),
     )
 

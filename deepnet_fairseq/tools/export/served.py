@@ -65,8 +65,8 @@ class Served:
     def lines(self, count: int) -> list[str]:
         """Return up to `count` lines of source text: of the data's validation set, else of the test or training set.
 
-        They are joined from the pieces of binarised sentences, which hold no tags of languages; <unk> is left out. The
-        list is empty if the data have none of these sets. For translation models only.
+        The lines are joined from the pieces of binarised sentences, which hold no tags of languages; <unk> is left out.
+        The list is empty if the data have none of these sets. Call it for translation models only.
         """
         assert self.text is not None
         source, target = self.direction
@@ -88,7 +88,7 @@ class Served:
     def _first_index(self, language: str) -> Path | None:
         """Return fairseq's .idx file of the data's validation set in a language, else of the test or training set.
 
-        None if the data have none of them.
+        Return None if the data have none of them.
         """
         own_folder = folders_of(self.data)[-1]  # the first folder of the data; the others are those above it
         for split in ("valid", "test", "train"):
@@ -103,7 +103,7 @@ def serve(folded: Folded, data: str | None, subwords: str | None) -> Served:
 
     data: folder of the binarised data, None for the one that it was trained on; subwords: the user's --subwords, a file
     that segments text, "none" for text of a translation model that comes segmented, None for the file beside the data.
-    UserError for data or a file that are not the model's.
+    Raises a UserError for data or a file that are not the model's.
     """
     section = folded.sections["task"]  # fairseq's settings of the training's task
     data = data or section["data"]

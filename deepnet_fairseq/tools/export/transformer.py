@@ -52,7 +52,7 @@ class Stock:
     def config(self, cfg, pre_ln: dict[str, bool]) -> dict[str, Any]:
         """Return the config of fairseq's model, {field: plain value}, for a folded model of ours.
 
-        cfg: config of our model, without open values; pre_ln: "encoder" or "decoder" -> whether that stack is Pre-LN.
+        cfg: config of our model, after archs.fill; pre_ln: "encoder" or "decoder" -> whether that stack is Pre-LN.
         """
         of_stacks = [f"{stack}_{name}" for stack in pre_ln for name in STACK_FIELDS]
         same_name = (*COMMON, *self.shared, *of_stacks)
@@ -61,7 +61,7 @@ class Stock:
         fields: dict[str, Any] = {}
         for name, our_name in our_names.items():
             value = getattr(cfg, our_name)
-            fields[name] = str(value) if isinstance(value, Enum) else value  # of omegaconf's ChoiceEnum
+            fields[name] = str(value) if isinstance(value, Enum) else value  # an Enum is fairseq's ChoiceEnum
         for stack, is_pre_ln in pre_ln.items():
             fields[f"{stack}_normalize_before"] = is_pre_ln
         return fields | self.fixed | {"_name": self.name, "arch": self.name}
@@ -91,7 +91,7 @@ STOCK = {  # registered name of our model -> fairseq's model that it becomes
         shared=("max_positions", "untie_weights_roberta", "pooler_activation_fn", "pooler_dropout"),
         symbols=("encoder.sentence_encoder.embed_tokens.weight",) * 2,
         reader="fairseq-validate",
-        fixed={"load_checkpoint_heads": True},  # else fairseq drops classification heads when it loads
+        fixed={"load_checkpoint_heads": True},  # without that fairseq drops classification heads when it loads
         prefixes={"encoder": "encoder.sentence_encoder", "lm_head": "encoder.lm_head"},
     ),
 }  # fmt: skip
@@ -118,9 +118,10 @@ class Folded:
 
     config: of fairseq's model, as Stock.config returns it; state: its weights by their names there; difference: largest
     difference of log-probabilities, in nats, from the original model on a made-up batch; method: that it was trained
-    with; sections: the sections of the run's config but "model", as {section: {field: value}}, empty if it comes from
-    no checkpoint; origin: the run and vocabulary of its checkpoint, as vocabulary.origin_of returns them, None if
-    unknown.
+    with.
+
+    fold_checkpoint alone sets the last two. sections: the sections of the run's config but "model", as
+    {section: {field: value}}; origin: the run and vocabulary of its checkpoint, as vocabulary.origin_of returns them.
     """
 
     config: dict[str, Any]
@@ -132,12 +133,12 @@ class Folded:
 
     @property
     def stock(self) -> Stock:
-        """The one of fairseq's models that it is."""
+        """The one of fairseq's models that the folded model is."""
         return BY_NAME[self.config["_name"]]
 
     @property
     def vocabulary_sizes(self) -> tuple[int, int]:
-        """The numbers of symbols that it reads, and that it predicts."""
+        """The numbers of symbols that the model reads, and that it predicts."""
         read, predicted = self.stock.symbols
         return self.state[read].size(0), self.state[predicted].size(0)
 
@@ -145,8 +146,8 @@ class Folded:
 def fold_checkpoint(path: str) -> Folded:
     """Fold the model of a checkpoint file of this package's.
 
-    Call deepnet_fairseq.register() before. UserError, naming the file, if it is no such checkpoint or if its model
-    cannot be folded.
+    Call deepnet_fairseq.register() before. Raises a UserError, naming the file, if it is no such checkpoint or if its
+    model cannot be folded.
     """
     model, cfg = from_checkpoint(path)
     try:
@@ -157,7 +158,7 @@ def fold_checkpoint(path: str) -> Folded:
     folded.origin = model.origin
     sections: Any = OmegaConf.to_container(cfg, enum_to_str=True)
     del sections["model"]  # that of fairseq's model takes its place
-    if "common" in sections:
+    if "common" in sections:  # from_checkpoint asks for the sections "task" and "model" alone
         sections["common"]["user_dir"] = None  # the folded model needs no plug-in
     folded.sections = sections
     return folded
@@ -166,7 +167,7 @@ def fold_checkpoint(path: str) -> Folded:
 def fold_model(model: DeepModel, cfg) -> Folded:
     """Fold a model in place, and return it as fairseq's model of its kind (see STOCK).
 
-    cfg: the config that `model` was built from, without open values. `model` shares its weights with the result.
+    cfg: the config that `model` was built from, after archs.fill. `model` shares its weights with the result. Raises a
     UserError if it cannot be folded, or if the log-probabilities on a made-up batch in float32 differ by more than
     TOLERANCE from those before.
     """
@@ -246,7 +247,7 @@ def _made_up(model: DeepModel) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     batches = []  # tokens for each stack, the encoder's first
     for stack in stacks.values():
-        symbols = max(stack.embed_tokens.num_embeddings, SPECIALS + 1)  # at least one symbol that is not special
+        symbols = stack.embed_tokens.num_embeddings
         batches.append(torch.randint(SPECIALS, symbols, (4, longest), generator=generator))
 
     src_tokens = batches[0]
