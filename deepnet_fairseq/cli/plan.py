@@ -23,7 +23,7 @@ def plan(args) -> None:
     --zero-sharding, --cpu; and beside them
 
       --vocab SIZE[,SIZE]   of the vocabulary, or of source and target (default 32000)
-      --length TOKENS       of a sentence (default 32)
+      --length TOKENS       of a sentence (default 32; of language models 1024)
       --gpus N              (default 1)
       --gpu-memory GIB      of each (default 80)
 

@@ -33,10 +33,11 @@ class Row:
     name: of its folder. facts: what tables and figures find the run by, as {"method": "deepnorm", "encoder_layers": 18,
     "decoder_layers": 18}; they are written into run.json. flags: of fairseq-train. method: its name in METHODS.
 
-    layers: the model's size, as the number of layers of width 512 that need as much memory as all layers of its encoder
-    and decoder; from some size on activations are recomputed, and parameters sharded over GPUs. paper_tokens: target
-    tokens of an update in the paper, None if the file does not say. scored: whether the trained model translates the
-    test sets, or its perplexity is computed, so that the folder gets a score.json.
+    layers: the model's size. Of a model that translates it is the number of layers of width 512 that need as much
+    memory as all layers of its encoder and decoder: without a plan, activations are recomputed from some size on, and
+    the optimiser's state is sharded over the GPUs. Of a language model it is the number of its layers. paper_tokens:
+    target tokens of an update in the paper, None if the file does not say. scored: whether the trained model translates
+    the test sets, or its perplexity is computed, so that the folder gets a score.json.
     """
 
     name: str
@@ -56,7 +57,7 @@ class MethodSpec:
     normformer+scale_residual+head_scale=none@1e-3 is NormFormer with two options and a learning rate of its own.
 
     options: each "NAME" or "NAME=VALUE". NAME is a flag of fairseq-train without its dashes: pre_ln+qk-norm stands for
-    --method pre_ln --qk-norm. Flags of the method alone begin with its name, which NAME leaves out: head_scale of
+    --method pre_ln --qk-norm. Flags of the method alone begin with its name, which NAME may leave out: head_scale of
     normformer is --normformer-head-scale. Underscores and hyphens mean the same. rate: the learning rate as written, or
     None, which leaves it to the experiment.
     """
@@ -114,10 +115,10 @@ class Choice:
     [sizes]; rates: their learning rates, as "1e-3". seeds: one training each. variants: keys of the file's table
     [variants]. order: "deepest", "shallowest" or "given", see ByMethod._in_order.
 
-    How they are trained. average: "10" to average the weights after the last 10 epochs, "36-45" after these. stuck:
-    value of --stop-stuck, in updates. tokens: value of --max-tokens, of one process. shared: whether encoder and
-    decoder share their embeddings, if the file's flags say so. smoke: train the miniature. update: the update whose
-    probes a figure shows.
+    How they are trained. average: "10" to average the weights after the last 10 epochs, "36-45" those after epochs 36
+    to 45. stuck: value of --stop-stuck, in updates. tokens: value of --max-tokens, of one process. shared: False if
+    encoder and decoder shall not share their embeddings, although the file's flags say that they do. smoke: train the
+    miniature. update: the update whose probes a figure shows.
     """
 
     methods: Sequence[str] | None = None
@@ -234,7 +235,7 @@ class Experiment:
 
     @property
     def stuck(self) -> int:
-        """Value of --stop-stuck: end a training after N updates no better than the words' frequencies; 0 for never."""
+        """Value of --stop-stuck: as many updates no better than the words' frequencies end a training; 0 for never."""
         if self.choice.stuck is not None:
             return self.choice.stuck
         return 0 if self.smoke_table is None else self.smoke_table.get("stop_stuck", SMOKE_STUCK)
@@ -272,9 +273,9 @@ class Experiment:
     def _batch_flags(self, tokens: int, count: int, world: int) -> Flags:
         """Return --max-tokens and --update-freq, by which an update has as many tokens as the paper's.
 
-        tokens: of one of the paper's batches; count: its batches in an update. A batch of one process has as many
-        tokens unless the user chooses --max-tokens. Raises a UserError if `world` such batches do not divide the
-        update.
+        tokens: of one of the paper's batches; count: number of them in an update. A batch of one process has as many
+        tokens as the paper's unless the user chooses --max-tokens. Raises a UserError if `world` such batches do not
+        divide the update.
         """
         update_tokens = tokens * count
         max_tokens = self.choice.tokens or tokens  # of a batch of one process
@@ -296,7 +297,7 @@ class Experiment:
         """Return the flags of saving and logging.
 
         Of the checkpoints that are saved every so many updates the newest is kept, to resume from. If checkpoints are
-        averaged, the weights after those epochs are kept too (--epoch-weights, a flag of this package).
+        averaged, the weights after the epochs of `average` are kept too (--epoch-weights, a flag of this package).
         """
         every = SMOKE_SAVES if self.choice.smoke else self["saves"]["every"]  # updates
         flags: Flags = {"save-interval-updates": every, "keep-interval-updates": 1, "log-interval": LOG_INTERVAL}
@@ -308,9 +309,9 @@ class Experiment:
         return flags
 
     def _complete_flags(self, flags: Flags) -> Flags:
-        """Return a row's flags without those that are NOT_GIVEN, and with --stop-stuck unless it does not validate.
+        """Return a row's flags without those that are NOT_GIVEN, and with --stop-stuck if it has a value.
 
-        --stop-stuck judges by the validation loss.
+        A row that does not validate gets no --stop-stuck, which judges by the validation loss.
         """
         if self.stuck and not flags.get("disable-validation"):
             flags = flags | {"stop-stuck": self.stuck}

@@ -4,7 +4,8 @@ A file holds values that somebody can lay beside the paper. A row is one of its 
 make the rows. The keys of a file:
 
     title, folder           a line for `deepnet reproduce --list`; the folder of its runs
-    like                    another experiment, whose keys hold where this file has none; tables are merged
+    like                    another experiment, whose keys but for [[table]] hold where this file has none; tables are
+                            merged
     corpus, corpus_size     a recipe of `deepnet prepare corpus`, or "text" for the user's lines, or "language" and
                             "language_pair" for generated ones; pieces of its vocabulary, target tokens of an epoch, and
                             how many layers of width 512 need as much memory as a layer of this width (layer)
@@ -26,7 +27,7 @@ make the rows. The keys of a file:
                             shows
     sizes                   for language models instead: methods, learning rates and flags of each size
     probed                  flags of probes, and the size and rate of the rows that have them
-    batch                   tokens and count of the batches of an update
+    batch                   tokens and count of the batches of an update; of_depth: the same for single depths
     training, open          flags of fairseq-train: the paper's, with their source, and those that it leaves open
     task                    flags of a language model's training and evaluation
     methods_apart           methods for which the paper has other flags, and these
@@ -69,9 +70,10 @@ def names() -> tuple[str, ...]:
 def read_experiment(name: str, recipe: str | None = None) -> Experiment:
     """Read an experiment; UserError if there is none of this name, or it has no such recipe.
 
-    recipe: a name in the file's table [recipe], whose keys then replace the file's; None for the file as it is.
+    recipe: a name in the file's table [recipe], whose keys then go before the file's (see merged); None for the file as
+    it is.
     """
-    if name not in names():
+    if name not in names():  # the message has the name on one line, whatever was given
         raise UserError(" ".join(name.split()), f"no such experiment; choose one of {', '.join(names())}")
     content = _content(name)
     recipes = content.pop("recipe", {})
@@ -91,7 +93,10 @@ def _class_of(content: Mapping[str, Any]) -> type[Experiment]:
 
 
 def _content(name: str) -> dict[str, Any]:
-    """Return the keys of an experiment's file, and those that it lacks of the experiment that its key `like` names."""
+    """Return the content of an experiment's file, merged with that of the experiment that its key `like` names.
+
+    The other experiment's [[table]] is left out.
+    """
     file = resources.files(__package__) / "experiments" / f"{name}.toml"
     content = tomllib.loads(file.read_text(encoding="utf-8"))
     name_of_base = content.pop("like", None)

@@ -45,7 +45,8 @@ FIGURE4 = {  # fact "series" of a run, and key of paper.FIGURE4_* -> style
     "post_ln_warmup": replace(style_of("post_ln"), label="Post-LN, warm-up"),
     "post_ln_init_warmup": replace(style_of("post_ln_init"), label="Post-LN-init, warm-up"),
 }
-FFN = r"(encoder|decoder)\.\d+\.ffn"  # regular expressions of addresses at which the probe ln_input has values
+# regular expressions of addresses at which the probe ln_input has values
+FFN = r"(encoder|decoder)\.\d+\.ffn"
 ATTENTION = r"(encoder|decoder)\.\d+\.self_attn"
 FIGURE4_PANELS = (  # title, y axis, probe, regular expression of the addresses to average, the paper's values
     ("(a) accumulated model update", "||F(x,θᵢ) - F(x,θ₀)||", "model_update", "decoder", paper.FIGURE4_UPDATE),
@@ -105,9 +106,9 @@ def _put(by_key: dict[str, RecordedRun], key: str, run: RecordedRun) -> None:
 def _by_layer(run: RecordedRun, values: dict[str, float], place: str = "") -> dict[int, float]:
     """Return {layer: value of a probe} for the layers, from 1, of the decoder; {} if no value is finite.
 
-    Of a model without decoder they are those of the encoder. values: address -> value. place: what follows the layer in
-    the addresses, as ".ffn.fc2" in "decoder.1.ffn.fc2"; "" for the layer as a whole. A layer whose address is missing
-    has NaN.
+    For a model without decoder the layers are those of the encoder. values: address -> value. place: what follows the
+    layer in the addresses, as ".ffn.fc2" in "decoder.1.ffn.fc2"; "" for the layer as a whole. A layer whose address is
+    missing has NaN.
     """
     stack = "decoder" if run.decoder_layers else "encoder"
     depth = run.decoder_layers or run.encoder_layers
@@ -179,7 +180,8 @@ def figure3(runs: Runs) -> Picture:
 
         # (c) validation loss by epoch
         losses += [_validation(run, style, epochs=True) for run in curves if run.method == method]
-        paper_losses = {epoch + 1: loss for epoch, loss in paper.FIGURE3_LOSS[method].items()}  # the paper's from 0
+        # the paper counts epochs from 0
+        paper_losses = {epoch + 1: loss for epoch, loss in paper.FIGURE3_LOSS[method].items()}
         losses.append(Series(style, paper_losses, paper=True))
 
     panels = [
@@ -193,14 +195,14 @@ def figure3(runs: Runs) -> Picture:
 def figure4(runs: Runs) -> Picture:
     """Draw Figure 4: without warm-up Post-LN's output jumps at once, LayerNorms' inputs grow, and gradients vanish.
 
-    runs: one for each "series" of FIGURE4, all of one width, with the probes of FIGURE4_PANELS at every update, and
-    gradient_norm. An L2 norm over the features grows with the square root of the width; therefore the paper's values in
-    (a) to (c) are drawn times sqrt(width of the runs / PAPER_WIDTH).
+    runs: at most one for each "series" of FIGURE4, all of one width, with the probes of FIGURE4_PANELS at every update,
+    and gradient_norm. An L2 norm over the features grows with the square root of the width; therefore the paper's
+    values in (a) to (c) are drawn times sqrt(width of the runs / PAPER_WIDTH).
     """
     by_series: dict[str, RecordedRun] = {}
     for run in runs:
         _put(by_series, run.fact("series", FIGURE4), run)
-    width = runs[0].probes.header.get("encoder_embed_dim", PAPER_WIDTH)
+    width = runs[0].probes.header.get("encoder_embed_dim", PAPER_WIDTH)  # a run without probes is refused below
     scale = (width / PAPER_WIDTH) ** 0.5
     note_of_scale = f", paper's x {scale:.3g}" if scale != 1 else ""  # behind the label of the y axis
 
@@ -424,13 +426,13 @@ def figure10(runs: Runs) -> Picture:
         for direction, value in scores.items():
             _, target = parse_pair(run.where("score"), direction)
             pairs.append((target, value))
-        if names.count(name) > 1:  # the run tells them apart
+        if names.count(name) > 1:  # the runs' addresses tell them apart
             name += f" ({run.address})"
         bleu[name] = means(pairs)
 
     def best_first(language: str) -> tuple[float, str]:
         """Return the sort key of a language: its highest BLEU in any run."""
-        highest = max(by_language.get(language, 0) for by_language in bleu.values())
+        highest = max(by_language.get(language, 0) for by_language in bleu.values())  # 0 for a run without it
         return -highest, language  # of equal BLEU by name, so that the same runs give the same picture
 
     languages = sorted(set().union(*bleu.values()), key=best_first)
@@ -574,7 +576,7 @@ def parse_figures(runs: Path, only: str | None) -> list[int | str]:
     """Return the figures, keys of EVERY, that `only` names; if it is None, all that have runs.
 
     runs: RUNS, the folder that holds the folders of all experiments; only: figures as "4,5,normformer4". Raises a
-    UserError for an unknown figure, and if no figure has runs.
+    UserError for an unknown figure, and, if `only` is None, where no figure has runs.
     """
     if only is not None:
         known = {str(figure): figure for figure in EVERY}

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..files import WRONG_VALUES, parse_json_object
 
 ROW = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
-READ = {  # tag of a row -> keys that curve() reads: updates made, loss, and of a validation its epoch
+READ = {  # tag of a row -> keys that curve() reads: number of updates made, loss, and for a validation its epoch
     "train_inner": ("num_updates", "loss"),
     "valid": ("valid_num_updates", "valid_loss", "epoch"),
 }
@@ -35,7 +35,7 @@ def read_log(path: Path) -> dict:
 
     "attempts": for each attempt a pair of times, "2024-05-01 12:00:00": when it printed its settings, and when it
     printed its last line as a running training. "train_inner", "valid": lists of the rows with that tag, reduced to the
-    keys of READ and MORE; {} for a broken line, which a killed training may leave.
+    keys of READ and MORE; {} for a broken one, as where a resumed training goes on in a line that a killed one began.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
 
@@ -60,7 +60,7 @@ def read_log(path: Path) -> dict:
 
 @dataclass(frozen=True)
 class Curve:
-    """Losses of training or validation, label-smoothed, in bits per token.
+    """Losses of training or validation in bits per token, label-smoothed for models that translate.
 
     losses[i] was logged when updates[i] updates were made; a training loss is the mean over the updates since the one
     logged before. epochs[i]: the epoch of a validation, from 1; 0 for training losses, whose epoch is not read.
@@ -82,7 +82,7 @@ def curve(log: dict, tag: str, where: object) -> Curve:
     tag: a key of READ. where: names the log in errors. Raises a UserError if there is no log or no such row in it, or
     if a row is broken.
     """
-    key_of_update, key_of_loss, *key_of_epoch = READ[tag]  # of training rows no epoch is read
+    key_of_update, key_of_loss, *key_of_epoch = READ[tag]  # of a row of training no epoch is read
     losses: dict[int, float] = {}  # by update
     epochs: dict[int, int] = {}  # by update
     try:

@@ -16,14 +16,14 @@ PAPERS: dict[str, dict[str, str]] = _READ["papers"]  # name -> "citation" and "u
 
 
 def _points(name: str) -> dict[str, dict]:
-    """Return a table of paper.toml as {method or series: {x: y}}; in the file they are lists of pairs [x, y].
+    """Return a table of paper.toml as {method or series: {x: y}}; in the file {x: y} is a list of pairs [x, y].
 
-    name: of the table, as "FIGURE3_LOSS".
+    name: of the table, as "FIGURE3_LOSS". In FIGURE3_LAST y is a range, a list of two numbers.
     """
     return {series: dict(points) for series, points in _READ[name].items()}
 
 
-# The ranges and tuples are the x values: of the decoder's layers, of updates or of depths.
+# The ranges and tuples are the x values of the lists below them: layers of the decoder, updates or depths.
 FIGURE3_LAYERS = range(13, 19)
 FIGURE3_NORMS: dict[str, list[float]] = _READ["FIGURE3_NORMS"]
 FIGURE3_LAST = _points("FIGURE3_LAST")
@@ -42,15 +42,15 @@ FIGURE7: dict[str, dict[str, list[float]]] = _READ["FIGURE7"]
 FIGURE8 = _points("FIGURE8")
 
 # Figures 3 and 4 of NormFormer (Shleifer et al. 2021, arXiv 2110.09456), read off somebody else's copies of them, so
-# second-hand. Layers count from 1, the paper's from 0.
+# second-hand. Layers count from 1 here, and from 0 in the paper.
 NORMFORMER_SETTING = "125M parameters, 12 layers"
 NORMFORMER_ERROR = "by eye, from a reproduction"
 
 # Figure 3 has no readable axis; this is what the paper's text says of the gradient of the first layer over the last's
 NORMFORMER_FIGURE3 = {"post_ln": "far below 1", "pre_ln": "far above 1", "normformer": "nearer to 1 than Pre-LN"}
 
-# Part of an address of the probe learned_scale (core/probes/learned_scale.py) -> layer -> lowest and highest value: for
-# the two LayerNorms of the median gain, for the factors on heads of all factors.
+# Part of an address of the probe learned_scale (core/probes/learned_scale.py) -> layer -> (lowest, highest value). Of
+# the two LayerNorms the median gain lies between these two; of the factors on heads, each factor does.
 NORMFORMER_FIGURE4 = {
     "ffn.inner": {1: (0.22, 0.22), 12: (0.9, 0.9)},
     "self_attn.outer": {1: (0.14, 0.14)} | dict.fromkeys(range(2, 13), (0.25, 0.38)),

@@ -1,7 +1,7 @@
 """Draw pictures of recorded numbers. Measured values are solid, a paper's dashed and hollow.
 
-A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG, `as_markdown` gives its
-numbers as Markdown.
+A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG, PDF or SVG, and
+`as_markdown` gives its numbers as Markdown.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def _legend_title(picture: Picture) -> str:
 def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
     """Draw all series of a panel.
 
-    handles: label -> the line of matplotlib that stands for it in the legend, to which this adds those of the panel. If
-    a label has a measured series and a paper's, it is the measured one.
+    handles: label -> the line of matplotlib that stands for it in the legend; the labels of the panel are added. If a
+    label has a measured series and a paper's, the line is that of the measured one.
     """
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
@@ -237,9 +237,9 @@ def _draw_series(series: Series, axes: Any) -> Any:
 def _draw_failures(panel: Panel, rank: int, axes: Any) -> None:
     """Draw a cross at each x at which a run of panel.series[rank] failed.
 
-    The cross stands on the series' own point if there is one at this x, else at the bad end of the y axis: at the top
-    of a loss, at the bottom of BLEU. It stands to the right of the crosses of earlier series at the same x, which would
-    otherwise be hidden.
+    The cross stands on the series' own point if there is one at this x, else at an end of the y axis: at the top where
+    y is a loss, at the bottom where it is BLEU or anything else. It stands to the right of the crosses of earlier
+    series at the same x, which would otherwise be hidden.
     """
     series = panel.series[rank]
     for x in series.failed:
@@ -262,7 +262,10 @@ def _draw_failures(panel: Panel, rank: int, axes: Any) -> None:
 
 
 def as_markdown(picture: Picture) -> str:
-    """Return the picture's numbers as Markdown: its heading, a table for each panel, its further tables and notes."""
+    """Return the picture's numbers as Markdown: its heading, a table for each panel, its further tables and notes.
+
+    Tables without rows are left out.
+    """
     tables = [_numbers(panel) for panel in picture.panels]
     tables += picture.tables
     filled = [markdown(table) for table in tables if len(table) > 1]  # the first row is the header

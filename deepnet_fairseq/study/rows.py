@@ -1,7 +1,7 @@
 """Make the rows of an experiment, each of which is one training, with the flags of fairseq-train.
 
 An experiment is a TOML file; the docstring of experiments.py lists its keys. It names its rows in one of three ways.
-ByMethod: each method at each depth, for tables of translation. ByGroup: tables [[rows]] of the file, for figures.
+ByMethod: each method at each depth, as for tables of translation. ByGroup: tables [[rows]] of the file, for figures.
 BySize: each method at each size and learning rate, for language models.
 
 self[key] and self.get(key) are values of the file; self.choice is what the user chose by flags. self.smoke_table is the
@@ -43,7 +43,7 @@ class ByLayers(Experiment):
 
         depth: "60-12" has 60 encoder and 12 decoder layers. "18" has 18 of each; 9 of each if the file has layers =
         "half"; 18 encoder layers if the file's table decoder_layers gives the decoder's for this depth. Raises a
-        UserError for a text that is no depth.
+        UserError for a text that is no depth, as an odd number of layers that are to be halved.
         """
         stacks = self.get("stacks", ("encoder", "decoder"))
         parts = depth.split("-")
@@ -69,9 +69,9 @@ class ByLayers(Experiment):
         return self.choice.update or self.get("update")
 
     def _paper_batch(self, depth: str, row_table: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Return (tokens of a batch, batches in an update) of the paper, on however many GPUs.
+        """Return (tokens of a batch, batches in an update) of the paper, counting the batches of all its GPUs.
 
-        None if the file has no "batch", because its flags have --max-tokens and --update-freq. row_table: the table of
+        None if the file has no "batch", because its flags have --max-tokens. row_table: the table of
         the row's variant or group in the file, whose own "batch" goes first.
         """
         if "batch" in row_table:
@@ -121,7 +121,7 @@ class ByLayers(Experiment):
             flags |= self._save_flags()
 
         # flags of single methods and rows, in place of these
-        methods_apart = self.get("methods_apart")
+        methods_apart = self.get("methods_apart")  # a miniature trains all methods with the same flags
         if methods_apart and spec.method in methods_apart["methods"] and self.smoke_table is None:
             flags |= flags_of(methods_apart)
         flags |= flags_of(row_table.get("flags", {}))
@@ -151,7 +151,7 @@ class ByMethod(ByLayers):
     def method_specs(self) -> list[MethodSpec]:
         """Return the methods of the rows, as Experiment.method_specs.
 
-        If the user chooses depths and no methods, they are the file's methods_of_given_depths, if it has these. The
+        If the user chooses depths and no methods, the file's methods_of_given_depths are taken, if it has these. The
         methods of a miniature go before them.
         """
         of_given_depths = self.get("methods_of_given_depths")
@@ -206,7 +206,7 @@ class ByMethod(ByLayers):
         """
 
         def first_number(depth: str) -> int:
-            """Return 60 for "60-12"."""
+            """Return the only or first number of a depth, as 60 of "60-12"."""
             return int(depth.split("-")[0])
 
         order = self.choice.order or self.get("order", "deepest")
@@ -217,14 +217,15 @@ class ByMethod(ByLayers):
         return [(spec, depth) for depth in ordered for spec in specs]
 
     def _row(self, spec: MethodSpec, depth: str, seed: int, variant: Mapping[str, Any], world: int) -> Row:
-        """Return the row of this name: METHOD-DEPTH-seedN, or METHOD-DEPTH-VARIANT-seedN.
+        """Return a row, whose name is METHOD-DEPTH-seedN, or METHOD-DEPTH-VARIANT-seedN.
 
-        variant: one of variants(); {} if the row has none.
+        METHOD has the method's options, as MethodSpec.folder_prefix. variant: one of variants(); {} if the row has
+        none.
         """
         layers = self.layers(depth)
         facts: dict[str, Any] = {"method": spec.method} | layers
         name = f"{spec.folder_prefix}-{depth}"
-        if self.get("options"):  # a method's options are in its folder_prefix
+        if self.get("options"):  # the name has the options already, in folder_prefix
             facts["variant"] = spec.options_text
         if variant:
             facts["variant"] = variant["name"]
@@ -257,7 +258,10 @@ class ByGroup(ByLayers):
         return bool(self.get("rows_save"))
 
     def rows(self, world: int) -> Iterator[Row]:
-        """Yield the rows of each group in turn: for each seed if the group's name has {seed}, else for the first."""
+        """Yield the rows of each group in turn: for each seed if the group's name has {seed}, else for the first.
+
+        A miniature has the groups of [smoke] in place of the file's, if that table has any.
+        """
         groups = self["rows"] if self.smoke_table is None else self.smoke_table.get("rows", self["rows"])
         for group in groups:
             own_methods = group.get("methods")
@@ -269,7 +273,10 @@ class ByGroup(ByLayers):
                         yield self._row(group, spec, depth, seed, world)
 
     def _row(self, group: Mapping[str, Any], spec: MethodSpec, depth: str, seed: int, world: int) -> Row:
-        """Return the row of a group with this method, depth and seed; the keys of a group are those of the class."""
+        """Return the row of a group with this method, depth and seed.
+
+        group: a table of the file with the keys that the docstring of the class lists.
+        """
         layers = self.layers(depth)
         facts: dict[str, Any] = {"method": spec.method} | layers | group.get("facts", {})
         if self.update is not None:
@@ -311,7 +318,7 @@ class BySize(Experiment):
     def method_specs(self, size: str | None = None) -> list[MethodSpec]:
         """Return the methods: the user's, else those of the miniature, else those of the size.
 
-        size: its name; None for the methods of all sizes, one after the other.
+        size: its name; None for the methods of all sizes that are trained, one size after the other.
         """
         if self.choice.methods is not None or (self.smoke_table and "methods" in self.smoke_table):
             return super().method_specs()

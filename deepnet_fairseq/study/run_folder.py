@@ -2,7 +2,7 @@
 
     run.json           facts: method, numbers of layers, seed and others, by which tables and figures find the run
     environment.json   commit, versions, hardware
-    command            the command that trained it
+    command            the command of the latest attempt to train
     train.log          what fairseq-train printed; probes.jsonl: what its probes recorded
     checkpoint_*.pt, weightsN.pt, averaged.pt    checkpoints, weights after epoch N, the mean of several
     trained            an empty file, that marks a training that is over
@@ -10,7 +10,7 @@
                        result too, and is not tried again
     generated.txt, generated/SUBSET/SRC-TGT.txt, evaluated/SUBSET.txt    translations, or logs of an evaluation
     check.json         the verdict of `deepnet check`
-    score.json         scores of these
+    score.json         scores of the translations, or perplexities by the logs
     disk               the size of the checkpoints that were kept
     lock               locked by the process that works on the folder
 
@@ -90,7 +90,7 @@ class RunFolder:
 
     @property
     def command(self) -> str | None:
-        """The command that began the training, None if it was not begun."""
+        """The command of the latest attempt to train, None if there was none."""
         file = self / FILES["command"]
         return file.read_text().strip() if file.exists() else None
 
@@ -114,8 +114,8 @@ class RunFolder:
 
         facts, environment: the contents of run.json and environment.json; command: as a shell takes it. An
         environment.json that is there stays, since it says where the first attempt ran. Marks of an earlier failure
-        (FAILURES) are removed; so is the log if there is no checkpoint, because the training then starts from the
-        beginning.
+        (FAILURES) are removed. If there is no checkpoint to resume from, the log is removed too, because the training
+        then starts from the beginning.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self.write("run", json.dumps(facts))

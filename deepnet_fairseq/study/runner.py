@@ -145,7 +145,7 @@ class Runner:
         return ended
 
     def processor_seconds(self) -> float:
-        """Return the CPU seconds that the running programs have used so far, from Linux's /proc."""
+        """Return the CPU seconds that the running programs have used so far, without their children, from /proc."""
         seconds = 0.0
         for process in self._running:
             try:
@@ -218,6 +218,9 @@ def _exit(number: int, frame: object) -> None:
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when the one that started it ends; runs in the child, before its program."""
+    """Ask Linux to kill this process when the one that started it ends; on other systems do nothing.
+
+    This is called in the child, before it becomes its program.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,9 +1,10 @@
 """Read training runs: their settings, log, probes and score.
 
 A live run is a folder, see run_folder.py. A record is one line of a file of records: a JSON object with the same
-contents, which results/records.py keeps when the folder is gone. Either way RUNS/EXPERIMENT holds the runs of an
-experiment, as folders in it or as lines of RUNS/EXPERIMENT.jsonl. A part is one file of the folder, or one entry of the
-record; FILES has their names. Probes record values by update and address, a place in the model such as "decoder.18".
+contents, which results/records.py keeps when the folder is gone. The runs of an experiment are folders in
+RUNS/EXPERIMENT, or lines of RUNS/EXPERIMENT.jsonl, or both. A part is one file of the folder, or one entry of the
+record; FILES has the names of parts and files. Probes record values by update and address, a place in the model such as
+"decoder.18".
 """
 
 from __future__ import annotations
@@ -45,18 +46,19 @@ class RecordedRun:
     """A training run, live or recorded.
 
     recorded: whether it is a record. place: the file that holds the record, or the folder of a live run. path: the
-    folder of a live run; of a record the folder that it would be in. name: of that folder; address: EXPERIMENT/NAME.
-    log_file: the file that holds its log, which of a record is the file of records.
+    folder of a live run; for a record, RUNS/EXPERIMENT/NAME, a folder that need not exist. name: the last part of path;
+    address: its last two parts, mostly EXPERIMENT/NAME. log_file: the file that holds the log; for a record that is the
+    file of records.
 
     parts: contents of its files, by the keys of FILES: dictionaries, texts, and for "probes" a list of rows. facts: the
     part "run", with at least "method", a name of METHODS, and the numbers of layers "encoder_layers", "decoder_layers"
-    or both. encoder_layers, decoder_layers: these, 0 for a stack that the model does not have. seed: None if run.json
-    has none. environment: commit, versions, hardware, gpus; {} if not recorded. command: the text of the file, score:
-    the content of score.json; None if there is none.
+    or both. encoder_layers, decoder_layers: these, 0 for a stack that the model does not have; total_layers: their sum.
+    seed: None if run.json has none. environment: commit, versions, hardware, gpus; {} if not recorded. command: the
+    text of the file, score: the content of score.json; None if there is none.
 
     finished: its training is over, well or not. ended_in_nan: the trainer stopped it because its numbers were no longer
     finite; `diverged` also judges by the loss. stuck: the trainer stopped it because it predicted no better than the
-    words' frequencies. miniature: it was trained on generated data.
+    words' frequencies. miniature: it is of a small version of an experiment, on generated data (--smoke).
     """
 
     def __init__(self, place: Path, record: dict[str, Any] | None = None):
@@ -95,7 +97,7 @@ class RecordedRun:
         self.score = self.parts.get("score")
 
     def _check(self) -> None:
-        """Raise a UserError for a part of a wrong type, an unknown method, and layers or a seed that are no numbers."""
+        """Raise a UserError for a part of a wrong type, an unknown method, wrong numbers of layers, or a wrong seed."""
         for part, value in self.parts.items():
             expected = TYPES.get(part, dict)
             if not isinstance(value, expected):
@@ -131,7 +133,7 @@ class RecordedRun:
 
     @cached_property
     def updates(self) -> int | None:
-        """Return the number of updates at the last logged loss; None if none is logged."""
+        """Return the number of updates at the last logged loss; None if none is logged, or if a loss is broken."""
         try:
             return self.log.updates[-1]
         except UserError:
@@ -164,14 +166,14 @@ class RecordedRun:
 
     @cached_property
     def log(self) -> Curve:
-        """Return the losses of training by update; raise a UserError if there is no log, or no loss in it."""
+        """Return the losses of training by update; raise a UserError if the log lacks them or is broken."""
         return curve(self.parts.get("log", {}), "train_inner", self.where("log"))
 
     @cached_property
     def validation(self) -> Curve:
-        """Return the validation losses by update; none if the run diverged before its first validation.
+        """Return the validation losses by update; an empty Curve if the run diverged before its first validation.
 
-        Raises a UserError if a run that did not diverge has none.
+        Raises a UserError if a run that did not diverge has no validation losses, or broken ones.
         """
         try:
             return curve(self.parts.get("log", {}), "valid", self.where("log"))
@@ -215,8 +217,9 @@ class RecordedRun:
 
         A run that the trainer did not stop for either is judged by the training losses in its log. It failed if the
         last ones are not finite. As a rule of thumb it also failed if after ENOUGH updates or more they are still above
-        STUCK times the first logged loss: on the embedded corpus, logged every 25 updates, runs that fail are at 75-82%
-        of it after 400 updates and others below 63%. A log that lacks the start of the run is misjudged.
+        STUCK times the first logged loss: on the made language of data/language, logged every 25 updates, runs that
+        fail are at 75-82% of it after 400 updates and others below 63%. A log that lacks the start of the run is
+        misjudged.
         """
         if self.ended_in_nan or self.stuck:  # the trainer stopped it
             return True
@@ -232,7 +235,7 @@ class RecordedRun:
     def bleu(self) -> float | None:
         """Return BLEU in 0..100; None if the run diverged and was not scored.
 
-        Raises a UserError if a run that did not diverge has none.
+        Raises a UserError if another run was not scored, or if a score has no "bleu".
         """
         if self.score is None and self.diverged:
             return None
@@ -284,7 +287,10 @@ def recorded_below(folder: Path, over: bool = False) -> list[RecordedRun]:
 
 
 def read_records(path: Path) -> list[RecordedRun]:
-    """Read a file of records: in each line a JSON object with a "name". Raises a UserError, naming a broken line."""
+    """Read a file of records: in each line a JSON object with a "name".
+
+    Raises a UserError, naming the line, or the record and the part of it, for what is broken.
+    """
     runs = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
@@ -303,7 +309,7 @@ def _records_file(folder: Path) -> Path:
 
 
 def _parts(folder: Path) -> dict[str, Any]:
-    """Return the parts of a live run, content of a file by key of FILES, without those that have no file.
+    """Return the parts of a live run, key of FILES -> content of the file, without parts that have no file.
 
     Raises a UserError for a broken file, or if there is no run.json.
     """

@@ -52,7 +52,7 @@ Published = float | str  # a number or "diverged"
 class Table:
     """Table of a paper, or the numbers of a figure: an entry [[table]] of experiments/NAME.toml.
 
-    name: for `deepnet report --table`. folders: names of the folders below RUNS that hold its runs; script: the one
+    name: for `deepnet report --table`. folders: names of the folders below RUNS that hold its runs; script: the command
     that records them, as "scripts/table1_wmt17.sh". title: what is compared. paper: {"citation": authors, year and
     title, "url": address}; place: where in the paper the numbers stand, as "Table 1".
 
@@ -113,15 +113,16 @@ def _table(papers: Mapping[str, Mapping[str, str]], entry: Mapping[str, Any]) ->
             row[columns[-1]] = value
             named_rows.append(row)
 
-    published = {}  # Table.rows; "" in the file stands for a number that the paper does not have
+    published = {}  # Table.rows
     for row in named_rows:
         key = tuple(row[name] for name in keys)
+        # "" in the file stands for a number that the paper does not have; a whole column of those is not in `head`
         published[key] = {column: row[column] for column in columns if row.get(column, "") != ""}
 
     fields["paper"] = papers[fields["paper"]]
     fields["rows"] = published
     fields["keys"] = keys
-    error = paper.ERROR.get(figure, "")  # for the notes of a table of numbers that were read off a figure
+    error = paper.ERROR.get(figure, "")  # notes give it if the numbers were read off a figure; other tables have none
     fields["notes"] = [note.strip().format(error=error) for note in fields.get("notes", ())]
     return Table(**fields)
 
@@ -169,7 +170,7 @@ class Cell:
         """Format as "27.53 ± 0.12, n=3, diverged at update 400 (27.8)".
 
         These are the mean and the sample standard deviation of n runs, the states of the others, and in parentheses
-        the published number.
+        the published number. Without runs it begins with "not run".
         """
         parts = []
         if len(self.values) > 1:
@@ -281,9 +282,9 @@ def _row_of(table: Table, run: RecordedRun) -> tuple[tuple, str]:
 
 
 def score_of(table: Table, run: RecordedRun) -> dict:
-    """Return the content of score.json if the training is over and no direction lacks a score, else {}.
+    """Return the content of score.json if the run's state is SCORED, else {}.
 
-    Raises a UserError for a score.json that has no number for any column of the table.
+    Raises a UserError if that score.json has no number for any column of the table.
     """
     score = (run.score or {}) if run.state == SCORED else {}
     if score and all(number_at(score, path) is None for path in table.columns.values()):
@@ -386,7 +387,10 @@ def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
 
 
 def _warnings(table: Table, runs: Sequence[RecordedRun]) -> list[str]:
-    """Return a line for each reason to read the numbers with care, with the names of the runs that it applies to."""
+    """Return a line for each reason to read the numbers with care, with the names of the runs that it applies to.
+
+    A further line, without names, says so if miniatures and other runs are in one table.
+    """
     by_reason: dict[str, list[str]] = {}  # reason -> names of runs
     for run in runs:
         for reason in _reasons(table, run):
@@ -407,7 +411,7 @@ def _reasons(table: Table, run: RecordedRun) -> list[str]:
     if run.environment.get("modified"):
         reasons.append("trained from a modified working tree, so the commit does not tell all")
 
-    kind = score_of(table, run).get("kind", table.kind)
+    kind = score_of(table, run).get("kind", table.kind)  # a run that is not scored has no other kind than the paper
     if table.kind and kind != table.kind:
         reasons.append(f"the published numbers are {table.kind} BLEU, these are {kind}")
 
@@ -534,9 +538,9 @@ def _sacrebleu_with_interval(score: dict) -> str:
 
 
 def _cost(run: RecordedRun) -> str:
-    """Return the hours of training times the GPUs, as "0.042 GPU-hours", or CPU-hours without GPUs.
+    """Return the hours of training times the GPUs, as "0.042 GPU-hours"; for a training on a CPU its CPU-hours.
 
-    A dash if the hours or the number of GPUs are not recorded.
+    If the hours or the number of GPUs are not recorded, it is a dash.
     """
     gpus = run.environment.get("gpus")
     hours = run.hours

@@ -65,7 +65,7 @@ def _setting(pattern: re.Pattern, logged: Logged) -> str | None:
 def _notes_from_text(file: Path, translations: list[str], references: list[str]) -> list[str]:
     """Return one sentence if all translations equal their references, or begin as they do; otherwise [].
 
-    It is for outputs without a log, which would have the settings. file: the output, which the sentence names;
+    Only outputs without a log need this, because a log has the settings. file: the output, which the sentence names;
     translations, references: a text for each sentence of the test set.
     """
     # fairseq prints a word that its dictionary lacks as <<unk>> in a reference, but as <unk> in a translation

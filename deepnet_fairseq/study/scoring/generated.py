@@ -41,7 +41,8 @@ RESULTS = re.compile(r"generate-(?P<subset>.+?)(?:[-_]checkpoint.*)?")
 class Output:
     """A file of translations.
 
-    subset ("test"), direction ("de-en"): None unless the file's name or folder tells them.
+    subset ("test"), direction ("de-en"): None if they are unknown. For files in a folder of several find_outputs tells
+    them, by the names of file and folder, or else by fairseq's log or the corpus; a subset then is always known.
     """
 
     file: Path
@@ -55,7 +56,7 @@ class Generated:
 
     path: the file that holds it. references: None if fairseq had none; a word that the model's dictionary lacks reads
     <<unk>> in them, so that no translation matches it. log: lines that belong to no sentence, which are fairseq's log.
-    joined: how many sentences lost their blanks because their pieces were joined twice.
+    joined: counts of sentences that lost their blanks because their pieces were joined twice.
     """
 
     path: Path
@@ -78,7 +79,7 @@ class Generated:
 
 
 def _matches(pattern: re.Pattern, lines: list[str]) -> list[re.Match]:
-    """Return the first match of each line, without the lines that have none."""
+    """Return the first match of a pattern in each line; lines without a match are left out."""
     found = map(pattern.search, lines)
     return [match for match in found if match]
 
@@ -86,8 +87,8 @@ def _matches(pattern: re.Pattern, lines: list[str]) -> list[re.Match]:
 def read_generated(path: Path) -> Generated:
     """Read an output of fairseq-generate: a file, a pipe, or - for standard input, which is read once.
 
-    Raises a UserError if a sentence is missing or comes twice, if some translations lack references, or if the last
-    line is cut off.
+    Raises a UserError if there are no translations, if a sentence is missing or comes twice, if some translations lack
+    references, or if the last line is cut off.
     """
     translations: dict[int, str] = {}  # number of the sentence -> text
     references: dict[int, str] = {}
@@ -108,7 +109,7 @@ def read_generated(path: Path) -> Generated:
             _put(references, number, rest, what="references", path=path)
         elif letter == "H":
             text_of_h = rest.partition("\t")[2]
-        elif letter == "D" and "\t" in rest:
+        elif letter == "D" and "\t" in rest:  # without the tab the line is damaged, and its sentence is missing
             translation = rest.partition("\t")[2]
             _put(translations, number, translation, what="translations", path=path)
             joined.count(text_of_h, translation)
@@ -214,11 +215,11 @@ class Corpus:
     def reference(self, subset: str, direction: str) -> Path | None:
         """Return the file of raw references of a test set, the text before tokenising; None if there is none.
 
-        Recipes of `deepnet prepare corpus` and `deepnet prepare text` keep it.
+        `deepnet prepare corpus` and `deepnet prepare text` keep it.
         """
         target = self.target(direction)
         candidates = []
-        if self.folder:  # of a recipe
+        if self.folder:  # of `deepnet prepare corpus`
             candidates.append(self.folder / "reference" / f"{subset}.{direction}.{target}")
         if self.binarised:  # of `deepnet prepare text`
             candidates.append(self.binarised / "raw" / f"{subset}.{target}")
@@ -402,7 +403,8 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
 
     Pieces of bytes, as <0xE7>, are joined, unless a raw reference holds such text itself. Raises a UserError if there
     are no references, if sentences are missing or doubled, if their number differs from the log's or the references',
-    if they are pieces of words or were joined twice, and if they are the references themselves (--score-reference).
+    if they are pieces of words or were joined twice, if they are the references themselves (--score-reference), and if
+    they are tokens of an unknown language.
     """
     generated = read_generated(output.file)
     forced.refuse_forced_references(output.file, generated.logged)

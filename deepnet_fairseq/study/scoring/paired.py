@@ -20,7 +20,8 @@ from .generated import AlignedText, Output, align_with_references, find_outputs,
 from .resampling import RESAMPLES, sample_scores, sentence_statistics
 from .scores import ChrF, bleu_metric_of
 
-TestSet = tuple[str, str] | None  # subset and direction; None for the only test set of bilingual runs
+# subset, and direction or "" if that is unknown; None for the only test set of bilingual runs
+TestSet = tuple[str, str] | None
 LEVEL = 0.05  # of significance: a smaller p has a star
 
 
@@ -47,7 +48,7 @@ def shared_test_sets(paths: list[Path], data: str | Path | None) -> Iterator[tup
 
     paths: for each system a file that fairseq-generate printed, or a folder of such files (see find_outputs); data: the
     binarised data that were translated. Raises a UserError if a path comes twice, if there is no such test set, or if
-    the systems do not translate the same sentences.
+    the references of two systems differ.
     """
     corpus = read_corpus(data)
     counts = Counter(path.resolve() for path in paths)
@@ -80,7 +81,7 @@ def _by_test_set(outputs: list[Output]) -> dict[TestSet, Output]:
 
 
 def system_names(paths: list[Path]) -> list[str]:
-    """Return a name for each system: that of its output's file or folder, or the whole paths if two would be the same.
+    """Return a name for each system: that of its output's file or folder; the whole paths if two would be the same.
 
     paths: of the outputs.
     """

@@ -45,9 +45,9 @@ class Joined:
 def refuse_joined_pieces(file: Path, translations: list[str], joined: Joined) -> None:
     """Raise a UserError if most translations hold pieces of words, or lost their blanks because they were joined twice.
 
-    A few translations with a mark of pieces are let pass, since the text itself may have it. So are Chinese and
-    Japanese without blanks, which Moses' detokeniser drops rightly. file: the output, for the message; joined: counts
-    of its sentences.
+    A few translations with a mark of pieces are let pass, since the text itself may have it. Chinese and Japanese
+    without blanks are let pass too, since Moses' detokeniser rightly drops these. file: the output, for the message;
+    joined: counts of its sentences.
     """
     for mark in MARKS:
         count = sum(mark in line for line in translations)

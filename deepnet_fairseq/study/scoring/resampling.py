@@ -57,7 +57,7 @@ def score_of_text(metric: Metric, translations: list[str], references: list[str]
 def score_with_samples(metric: Metric, translations: list[str], references: list[str]) -> Any:
     """Return the metric's Score of the whole text with a bootstrap interval, as corpus_score does with n_bootstrap.
 
-    Its _mean and _ci are the mean of the bootstrap samples, and half the width of their 95% interval.
+    The Score's _mean and _ci are the mean of the bootstrap samples, and half the width of their 95% interval.
     """
     statistics = sentence_statistics(metric, translations, references)
     result = metric._aggregate_and_compute(statistics)

@@ -91,9 +91,10 @@ def score(
     if len(outputs) == 1 and outputs[0].subset is None:  # a bilingual run
         return _rounded(scored(outputs[0]))
 
-    sets: dict[str, dict[str, Output]] = {}  # subset -> direction -> output; "" for a name that is unknown
+    sets: dict[str, dict[str, Output]] = {}  # subset -> direction -> output; "" for a direction that is unknown
     for output in outputs:
-        sets.setdefault(output.subset or "", {})[output.direction or ""] = output
+        assert output.subset is not None  # find_outputs knows the subsets of several outputs
+        sets.setdefault(output.subset, {})[output.direction or ""] = output
     missing = missing_directions(path, sets, corpus, partial=partial)
 
     scores = {}  # subset -> direction -> its scores
@@ -121,17 +122,19 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
     """Return the content of score.json for one direction, not rounded.
 
     paper: the kind of BLEU that the paper reports, one of KINDS; tokenize: name of sacreBLEU's tokenizer, None for the
-    one of the target language. Raises a UserError if the paper's BLEU cannot be computed. The entries:
+    one of the target language. Raises a UserError if the paper's BLEU or sacreBLEU's cannot be computed. The entries:
 
     - "bleu", "kind", "signature": the paper's BLEU, its kind and its signature.
-    - "sacrebleu", "tokenised", "spbleu", "m2m", "chrf", "ter": dictionaries that metric_entry makes. Of the kinds of
-      BLEU only sacreBLEU and the paper's are computed, TER only beside tokenised BLEU; the others are None.
+    - "sacrebleu", "tokenised", "spbleu", "m2m", "chrf", "ter": dictionaries that metric_entry makes; "tokenised" has
+      neither mean nor interval. Of the kinds of BLEU only sacreBLEU and the paper's are computed, TER only beside
+      tokenised BLEU; the others are None.
     - "reference": a key of REFERENCES. "sentences": their number. "length_ratio": tokens of the translations over those
       of the references. "generation": the speed, see generation_speed. "notes": what makes the scores doubtful, a
       sentence each.
     """
     text = (aligned.hypotheses, aligned.references)
-    tokens = (aligned.generated.translations, aligned.generated.references or [])  # as fairseq printed them
+    # as fairseq printed them, for TER, which is computed only where tokenised BLEU has found references
+    tokens = (aligned.generated.translations, aligned.generated.references or [])
     lowercase = aligned.corpus.lowercase
 
     bleu = bleu_metric_of(aligned, tokenize)
@@ -153,7 +156,7 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
     elif paper == "m2m":
         kinds[paper] = _m2m(aligned)
     reported = kinds[paper]
-    if reported is None:  # of _tokenised
+    if reported is None:  # _tokenised found no references
         raise UserError(
             f"--paper {paper}", f"{aligned.generated.path} has no references of fairseq-generate (lines T-n)"
         )
@@ -302,7 +305,7 @@ def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
 
 
 def score_table(content: dict) -> str:
-    """Format the content of score.json as tables, with notes and signatures."""
+    """Format the content of score.json as a table, with notes and signatures below it."""
     if content["kind"] == PERPLEXITY:
         return _perplexity_table(content)
 
@@ -401,8 +404,8 @@ def _two_decimals(value: float | None) -> str:
 def perplexity(path: Path) -> dict:
     """Return the content of score.json of a language model.
 
-    {"kind": PERPLEXITY, "perplexity": per token, "loss": log2 of the perplexity, in bits a token}; for several logs
-    {"kind": PERPLEXITY, "sets": {SUBSET: {"perplexity": ..., "loss": ...}}}.
+    For a single log it is {"kind": PERPLEXITY, "perplexity": per token, "loss": log2 of the perplexity, in bits a
+    token}; for a folder of logs {"kind": PERPLEXITY, "sets": {SUBSET: {"perplexity": ..., "loss": ...}}}.
 
     path: a log of fairseq-eval-lm or of `fairseq-validate --log-format json`, or a folder of such logs SUBSET.txt.
     Raises a UserError if a log has no loss, or one above HIGHEST.
