@@ -37,7 +37,7 @@ MOVED = {  # commands of release 0.1 -> what to call instead
     "significance": "score BASELINE SYSTEM...",
 }  # fmt: skip
 # commands that get a flag --user-dir, because the user may name methods of his own. A command that passes flags on to
-# fairseq needs none: fairseq has a --user-dir.
+# fairseq needs none, since fairseq has a --user-dir. Only compare needs the methods itself too, and adds its own flag.
 OWN_METHODS = ("methods", "verify", "plan", "export", "average", "translate", "quickstart", "report")
 
 
@@ -69,14 +69,14 @@ class Parser(argparse.ArgumentParser):
         args: the words to parse, by default this process's command line; namespace: gets the values, by default a new
         one.
         """
-        has_optional_files = any(action.nargs in ("?", "*", "+") for action in self._get_positional_actions())
-        if self._is_intermixed or self.get_default("passes_flags_on") or not has_optional_files:
+        takes_varying_number = any(action.nargs in ("?", "*", "+") for action in self._get_positional_actions())
+        if self._is_intermixed or self.get_default("passes_flags_on") or not takes_varying_number:
             return super().parse_known_args(args, namespace)
 
         words = list(sys.argv[1:] if args is None else args)
         if "--" in words:
-            # All words behind it are files. The second step of the intermixed parsing would not know that, and takes
-            # -name for a flag, but not ./-name, which is the same file.
+            # All words behind "--" are files. The second step of the intermixed parsing does not know that, and takes
+            # a file -name for a flag. It takes ./-name, which is the same file, for a file.
             end = words.index("--")
             files = [f"./{word}" if word.startswith("-") and word != "-" else word for word in words[end + 1 :]]
             words = words[:end] + files
@@ -105,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(prog="deepnet", usage="deepnet COMMAND ...", formatter_class=Help)
     top.add_argument("--version", action="version", version=f"deepnet_fairseq {__version__}")
     commands = top.add_subparsers(required=True, prog="deepnet", metavar="COMMAND", help=argparse.SUPPRESS)
-    sentences: dict[str, str] = {}  # command -> first sentence of its help
+    sentences: dict[str, str] = {}  # command -> first line of its help
 
     def command(name: str, function, usage: str = "", among=commands) -> argparse.ArgumentParser:
         """Register a subcommand and return its parser, to which the caller adds flags.
@@ -142,9 +142,7 @@ def parser() -> argparse.ArgumentParser:
     lines = ["Very deep Transformers for machine translation.", "", "`deepnet COMMAND --help` explains a command."]
     for title, names in GROUPS.items():
         lines += ["", f"{title}:"]
-        for name in names:
-            if name in sentences:
-                lines.append(f"  {name:12}{sentences[name]}")
+        lines += [f"  {name:12}{sentences[name]}" for name in names]
     top.description = "\n".join(lines)
     return top
 
@@ -163,9 +161,10 @@ def parse_integers(flag: str, text: str, example: str) -> list[int]:
 def main(argv: list[str] | None = None) -> None:
     """Run one subcommand; a mistake of the user ends the process with one line and status 1.
 
-    argv: the command line without the program's name, by default this process's. Beside its own flags the subcommand's
-    function gets args.rest, the words that the parser does not know, and args.behind, the flags of fairseq-train that
-    stand behind the -- of `deepnet reproduce`, [] for other subcommands.
+    Where argparse finds the mistake, it prints the usage too, and the status is 2. argv: the command line without the
+    program's name, by default this process's. Beside its own flags the subcommand's function gets args.rest, the words
+    that the parser does not know, and args.behind, the flags of fairseq-train that stand behind the -- of `deepnet
+    reproduce`, [] for other subcommands.
     """
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in MOVED:
@@ -181,7 +180,7 @@ def main(argv: list[str] | None = None) -> None:
     args, rest = parser().parse_known_args(words)
     args.behind = behind
     args.rest = rest
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # its progress is not that of the command
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # what fairseq logs of its progress is not the command's
     try:
         if rest and not args.passes_flags_on:
             nearest = did_you_mean(rest, args.known_flags)

@@ -23,7 +23,7 @@ from . import Shown, parse_integers
 METHOD_HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "last LN", "folds", "to train"]
 MODIFIER_HEADER = ["in any method", "makes of it", "paper", "extra parameters", "folds"]
 OPTION_HEADER = ["option", "values", "default", "meaning"]
-DEPTHS = ([6, 6], [18, 18], [100, 100])  # layers of encoder and decoder for which a card shows coefficients
+DEPTHS = ([6, 6], [18, 18], [100, 100])  # layers of encoder and decoder for which a card shows coefficients by default
 RESULTS = Path(__file__).resolve().parents[2] / "results"  # of a checkout; an installed package has none
 
 
@@ -120,7 +120,7 @@ def _parameters(model) -> int:
 def _small_model(method: str, **fields: Any):
     """Return a model of 6L-6L and width 512; method: its name; fields: config field -> value, as {"pro_res": True}.
 
-    Its vocabulary of 10 symbols keeps it small; only differences between such models are counted.
+    A vocabulary of 10 symbols keeps the model small: of parameters only differences between such models are shown.
     """
     from ..core.models import blueprint
 
@@ -185,7 +185,7 @@ def card(name: str, depths: Sequence[list[int]], options: list[str], user_dir: s
         parts.append(text_table.render([OPTION_HEADER, *option_rows(method)]))
 
     rows = [["coefficient", *coefficients]]
-    symbols = next(iter(coefficients.values()))  # all depths have the same
+    symbols = next(iter(coefficients.values()))  # those of the first depth; all depths have the same
     for symbol in symbols:
         rows.append([symbol, *(f"{at_depth[symbol]:.6f}" for at_depth in coefficients.values())])
     if len(rows) > 1:  # a method may have no coefficients
@@ -310,7 +310,7 @@ def compare_weights(arch: str, chosen: dict[str, Any], options: list[str]) -> Sh
 
 
 def show_tables(tables: list[list[list[str]]], note: str) -> Shown:
-    """Return tables to show, with a note below them; their data is a list with {head: cell} for each row of all tables.
+    """Return tables to show, with a note below them; the data is a list with {head: cell} for each row of all tables.
 
     tables: each a list of rows of cells, the first of which is the header.
     """

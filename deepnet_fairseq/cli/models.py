@@ -34,7 +34,7 @@ def profile(args) -> Shown:
     measured = profile_run(args.rest)
     measured.write(Path(args.out))
 
-    last_omegas = []  # of the top layer of each stack
+    last_omegas = []  # that of the last sublayer of each stack
     for stack in ("encoder", "decoder"):
         omegas = measured.omegas_of(stack)
         if omegas:
@@ -71,7 +71,7 @@ def export(args) -> Shown:
         raise UserError("--fp16", "with --to ctranslate2 say --quantization float16")
     for flag, targets in TARGETS_OF_FLAG.items():
         value = getattr(args, flag)
-        is_given = value is not None and value is not False  # 0 and "" are given
+        is_given = value is not None and value is not False  # a user may give 0 and "" too
         if args.to not in targets and is_given:
             raise UserError(f"--{flag}", f"only with --to {' or '.join(targets)}; leave it out")
     if args.to == "transformer":

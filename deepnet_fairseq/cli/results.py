@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import UserError
 from . import Shown
 
-# sacreBLEU's, and th, words by PyThaiNLP; none of them is downloaded
+# sacreBLEU's tokenizers, and th, which splits words by PyThaiNLP; none of them has to be downloaded
 TOKENIZERS = ("13a", "intl", "char", "none", "zh", "ja-mecab", "ko-mecab", "th")
 
 

@@ -71,8 +71,9 @@ def compare(args) -> None:
 def data_and_flags(words: list[str]) -> tuple[Path, list[str]]:
     """Split words that the parser does not know into (DATA, flags of fairseq-train with their values).
 
-    DATA is the first folder with dictionaries (dict.LANG.txt) among the words that are no flags. The first such word
-    may be the value of a flag; it is taken only if none of them is such a folder. UserError if all words are flags.
+    DATA is the first folder with dictionaries (dict.LANG.txt) among the words that do not begin with a hyphen. If none
+    is such a folder, DATA is the first of these words, although it may be the value of a flag. UserError if all words
+    begin with a hyphen.
     """
     places = [place for place, word in enumerate(words) if not word.startswith("-")]  # of DATA and of values of flags
     if not places:
