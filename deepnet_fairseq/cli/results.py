@@ -38,7 +38,8 @@ def score(args) -> Shown:
 
     out = Path(args.out) if args.out else None
     if out:
-        check_file("--out", out, inputs=(Path(args.generated),))
+        inputs = [Path(output) for output in (args.generated, *args.systems)]
+        check_file("--out", out, tuple(inputs))
 
     shown = _differences(args) if args.systems else _scores(args)
     if out:

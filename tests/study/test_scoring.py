@@ -495,13 +495,14 @@ def test_of_two_bleus_the_table_says_what_each_is(tmp_path, capsys):
     assert "sacrebleu" in of_sacrebleu
 
 
-def test_scores_do_not_overwrite_the_output_that_is_scored(tmp_path):
-    path = write_generated(tmp_path / "o.txt", FOUR_WORDS, FOUR_WORDS)
-    output = path.read_bytes()
+@pytest.mark.parametrize("overwritten", ["baseline.txt", "system.txt"])
+def test_scores_do_not_overwrite_an_output_that_is_scored(overwritten, tmp_path):
+    paths = [write_generated(tmp_path / name, FOUR_WORDS, FOUR_WORDS) for name in ("baseline.txt", "system.txt")]
+    output = paths[0].read_bytes()
 
-    assert_refused("--out", "score", path, "--out", path)
+    assert_refused("--out", "score", *paths, "--out", tmp_path / overwritten)
 
-    assert path.read_bytes() == output
+    assert (tmp_path / overwritten).read_bytes() == output
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,25 @@ def test_p_is_small_for_a_better_system_alone(compared):
     assert better.p_value < SIGNIFICANT
 
 
-# What cannot be compared.
-
-
 @pytest.fixture
 def baseline(tmp_path):
     return write_system(tmp_path / "base", with_wrong_words(REFERENCES, rate=0.3))
+
+
+def test_without_a_seed_the_systems_have_the_same_samples(baseline, tmp_path, monkeypatch):
+    """With SACREBLEU_SEED=none samples are new at each call. Equal translations have equal scores all the same."""
+    monkeypatch.setenv("SACREBLEU_SEED", "none")
+    equal = write_system(tmp_path / "equal", with_wrong_words(REFERENCES, rate=0.3))
+
+    results = [significance(baseline, [equal])[None].results["BLEU"] for _call in range(2)]
+
+    for of_baseline, of_equal in results:
+        assert of_equal.mean == of_baseline.mean
+        assert of_equal.ci == of_baseline.ci
+    assert results[0][0].mean != results[1][0].mean
+
+
+# What cannot be compared.
 
 
 def test_a_system_given_twice_is_refused(baseline):

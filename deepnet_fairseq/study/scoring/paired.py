@@ -17,7 +17,7 @@ from sacrebleu.significance import Result, estimate_ci
 from ...errors import UserError
 from ...text_table import render
 from .generated import AlignedText, Output, align_with_references, find_outputs, read_corpus
-from .resampling import RESAMPLES, sample_scores, sentence_statistics
+from .resampling import RESAMPLES, sample_scores, seed_of_samples, sentence_statistics
 from .scores import ChrF, bleu_metric_of
 
 # subset, and direction or "" if that is unknown; None for the only test set of bilingual runs
@@ -127,15 +127,16 @@ def significance(
 def _results(metric: Metric, systems: list[list[str]], references: list[str]) -> list[Result]:
     """Return the scores of systems, and p of their differences from the first, by paired bootstrap resampling.
 
-    systems: of each its translations of all sentences. All are scored on the same samples of sentences, because each
-    call of sample_scores begins with the same seed.
+    systems: of each its translations of all sentences. All are scored on the same samples of sentences, which one seed
+    gives.
     """
+    seed = seed_of_samples()
     results: list[Result] = []
     samples_of_first = np.array([])
     for hypotheses in systems:
         statistics = sentence_statistics(metric, hypotheses, references)
         score = metric._aggregate_and_compute(statistics).score  # of all sentences
-        samples = np.array([sample.score for sample in sample_scores(metric, statistics)])
+        samples = np.array([sample.score for sample in sample_scores(metric, statistics, seed)])
         mean, ci = estimate_ci(samples)
         result = Result(score=score, p_value=None, mean=mean, ci=ci)
 

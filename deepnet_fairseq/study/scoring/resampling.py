@@ -8,6 +8,7 @@ results are sacreBLEU's to the bit. It has no public functions for this, hence i
 from __future__ import annotations
 
 import os
+import secrets
 from typing import Any
 
 import numpy as np
@@ -29,16 +30,28 @@ def sentence_statistics(metric: Metric, translations: list[str], references: lis
     return statistics
 
 
-def sample_scores(metric: Metric, statistics: list[list]) -> list[Score]:
+def seed_setting() -> str:
+    """Return sacreBLEU's setting of the seed: the environment variable SACREBLEU_SEED, by default "12345".
+
+    "none" stands for another seed each time.
+    """
+    return os.environ.get("SACREBLEU_SEED", "12345").lower()
+
+
+def seed_of_samples() -> int:
+    """Return the seed of the random numbers that seed_setting asks for; a new one at each call if that is "none"."""
+    setting = seed_setting()
+    return secrets.randbits(64) if setting == "none" else int(setting)
+
+
+def sample_scores(metric: Metric, statistics: list[list], seed: int) -> list[Score]:
     """Return the scores of RESAMPLES bootstrap samples, each as many sentences as the text has, drawn with replacement.
 
-    statistics: of sentence_statistics. The seed is that of sacreBLEU: the environment variable SACREBLEU_SEED, by
-    default 12345, or "none" for another seed each time. It and the number of samples are set as attributes of the
-    metric, which prints them in its signature.
+    statistics: of sentence_statistics; seed: of seed_of_samples. The same seed gives the same samples of sentences. The
+    number of samples and seed_setting are set as attributes of the metric, which prints them in its signature.
     """
     metric.n_bootstrap = RESAMPLES
-    metric.seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
-    seed = None if metric.seed == "none" else int(metric.seed)
+    metric.seed = seed_setting()
     generator = np.random.default_rng(seed)
 
     table = np.array(statistics, dtype="float32")
@@ -61,5 +74,5 @@ def score_with_samples(metric: Metric, translations: list[str], references: list
     """
     statistics = sentence_statistics(metric, translations, references)
     result = metric._aggregate_and_compute(statistics)
-    result.estimate_ci(sample_scores(metric, statistics))
+    result.estimate_ci(sample_scores(metric, statistics, seed_of_samples()))
     return result
