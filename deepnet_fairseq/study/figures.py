@@ -167,14 +167,15 @@ def figure3(runs: Runs) -> Picture:
             run = deepest[method]
             lowest = max(1, run.decoder_layers - len(paper.FIGURE3_LAYERS) + 1)  # as many layers as the paper shows
             layers = range(run.decoder_layers, lowest - 1, -1)  # from the top
-            profile = {distance: norms[run][layer] for distance, layer in enumerate(layers)}
+            # a run of which no norm is finite has none in `norms`
+            profile = {distance: norms[run].get(layer, math.nan) for distance, layer in enumerate(layers)}
             from_top.append(Series(style, profile))
         paper_profile = dict(enumerate(reversed(paper.FIGURE3_NORMS[method])))
         from_top.append(Series(style, paper_profile, paper=True))
 
         # (b) of the last layer, by depth
         own_profiles = [run for run in profiles if run.method == method]
-        points = means((run.layers, norms[run][run.decoder_layers]) for run in own_profiles)
+        points = means((run.layers, norms[run].get(run.decoder_layers, math.nan)) for run in own_profiles)
         last_layer.append(Series(style, points))
         last_layer.append(Series(style, {}, paper=True, band=paper.FIGURE3_LAST[method]))
 
@@ -301,7 +302,9 @@ def figure5(runs: Runs) -> Picture:
     run whose model update is not finite there counts as failed; one of 0, which has no logarithm, is left out.
     """
     methods = ("post_ln", "deepnorm")
-    update = runs[0].facts.get("update", 0)
+    update = runs[0].facts.get("update")
+    if not isinstance(update, int):
+        raise UserError(runs[0].where(), f"update {update!r}: must be the number of updates to show")
 
     series = []
     for method in methods:
@@ -373,7 +376,11 @@ def figure7(runs: Runs) -> Picture:
     """
     by_panel: dict[str, dict[str, RecordedRun]] = {name: {} for name in FIGURE7}  # panel -> value -> run
     for run in runs:
-        _put(by_panel[run.fact("panel", FIGURE7)], str(run.facts.get("value")), run)
+        panel = run.fact("panel", FIGURE7)
+        value = run.facts.get("value")
+        if value is None:
+            raise UserError(run.where(), f"value is missing, the run's setting in the panel {panel}")
+        _put(by_panel[panel], str(value), run)
 
     panels = []
     for name, title in FIGURE7.items():
@@ -464,9 +471,9 @@ def normformer3(runs: Runs) -> Picture:
         norms = {}  # update -> layer -> norm; {} for an update at which no norm was finite
         for update in run.updates_with("gradient_l1"):
             norms[update] = _by_layer(run, run.probe_values("gradient_l1", update), ".ffn.fc2")
-        early = [by_layer for update, by_layer in norms.items() if update <= EARLY]
+        early = [by_layer for update, by_layer in norms.items() if update <= EARLY and by_layer]
         if not early:
-            raise UserError(run.where("probes"), f"has no gradient_l1 in the first {EARLY:,} updates")
+            raise UserError(run.where("probes"), f"has no finite gradient_l1 in the first {EARLY:,} updates")
 
         profile = {}  # layer -> mean over the early updates
         for layer in early[0]:

@@ -217,6 +217,16 @@ def test_a_second_run_in_one_place_of_a_figure_is_refused(figure, facts, tmp_pat
         EVERY[figure](runs)
 
 
+def test_gradients_that_are_not_finite_leave_their_cells_of_figure_3_empty(tmp_path):
+    norms = {f"decoder.{layer}": None for layer in range(1, 19)}
+    probes = {0: {"gradient_norm": norms}}
+    folder = write_figure_run(tmp_path, 3, "run", "post_ln", probes=probes, part="profile")
+
+    by_distance = table_of_text(text_of_figure(3, folder), 1)
+
+    assert by_distance["0"]["Post-LN"] == "– (0.69)"
+
+
 def test_a_run_without_a_score_is_refused(tmp_path):
     folder = write_figure_run(tmp_path, 6, "run", "post_ln", 50)
 
@@ -378,6 +388,16 @@ def test_the_ratio_of_first_and_last_gradient_is_shown_by_update(text_of_gradien
     at_5000 = {"Post-LN": "–", "Pre-LN": "4194304", "NormFormer": "1.00"}  # 0.25^-11 = 2^22
     assert by_update["500"].items() >= at_500.items()
     assert by_update["5000"].items() >= at_5000.items()
+
+
+def test_an_update_without_finite_gradients_is_left_out_of_the_mean(tmp_path):
+    """The gradients of update 0 overflowed, those of update 500 are 3 in all layers."""
+    overflowed = {"gradient_l1": dict.fromkeys(gradient_probe(1.0, ratio=1.0)["gradient_l1"], None)}
+    write_decoder_run(tmp_path, "a", "pre_ln", {0: overflowed, 500: gradient_probe(first_layer=3.0, ratio=1.0)})
+
+    text = text_of_figure("normformer3", tmp_path / folder_of("normformer3") / "a")
+
+    assert table_of_text(text, 1)["12"]["Pre-LN"] == "3.00"
 
 
 @pytest.fixture(scope="module")

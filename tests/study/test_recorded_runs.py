@@ -158,8 +158,10 @@ WRONG_FACTS = [
     WrongFact(3, {"part": "profile", "method": "admin"}, named=["method", "admin", "post_ln", "post_ln_init"]),
     WrongFact(4, {}, named=["series", "None", "post_ln_no_warmup"]),
     WrongFact(5, {"method": "pre_ln", "update": 5}, named=["method", "pre_ln", "post_ln", "deepnorm"]),
+    WrongFact(5, {"method": "post_ln"}, named=["update", "None"]),
     WrongFact(6, {"decoder_layers": 6}, named=["18L-6L"]),  # figures compare as many layers in both stacks
     WrongFact(7, {"panel": "depth"}, named=["panel", "depth", "lr", "batch", "size"]),
+    WrongFact(7, {"panel": "lr"}, named=["value", "lr"]),
     WrongFact(8, {"method": "nothing"}, named=["method", "nothing", "`deepnet methods`"]),
     WrongFact(8, {"encoder_layers": "6"}, named=["encoder_layers", "'6'"]),
 ]
