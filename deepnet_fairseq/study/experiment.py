@@ -207,7 +207,8 @@ class Experiment:
         takes_rates = "sizes" in self.content  # language models
         for spec in specs:
             if spec.options and not takes_options:
-                raise UserError(f"--methods {spec.folder_prefix}", f"{self.name} takes methods without options")
+                given = f"{spec.method}+{spec.options_text}"
+                raise UserError(f"--methods {given}", f"{self.name} takes methods without options")
             if spec.rate and not takes_rates:
                 raise UserError(f"--methods {spec.method}@{spec.rate}", f"{self.name} takes methods without a rate")
         return specs

@@ -137,6 +137,7 @@ def with_choices(experiment: Experiment, **choices: Any) -> Experiment:
         "--sizes": by_size,
         "--lrs": by_size,
         "--variants": "variants" in experiment.content,
+        "--order": isinstance(experiment, ByMethod),
         "--update": "update" in experiment.content,
         "--average": "translation" in experiment.content,
     }
@@ -144,6 +145,9 @@ def with_choices(experiment: Experiment, **choices: Any) -> Experiment:
         key = "rates" if flag == "--lrs" else flag.removeprefix("--")
         if choices.get(key) is not None and not can_be_chosen:
             raise UserError(flag, f"{experiment.name} has none to choose")
+    flags = experiment["training"] | experiment["open"]
+    if choices.get("shared") is False and not flags.get("share-all-embeddings"):
+        raise UserError("--separate-embeddings", f"{experiment.name} does not share source, target and output")
 
     # A group of rows without {seed} in its name is trained with the first seed alone, see ByGroup.rows.
     several_seeds = len(choices.get("seeds") or ()) > 1

@@ -217,9 +217,11 @@ def test_a_command_is_another_training_by_the_flag_that_changes_its_results(more
         # a choice that the experiment does not offer
         ("--sizes", "table1 --sizes 125m"),  # it has depths
         ("--depths", "normformer_clm --depths 12 --smoke"),  # it has sizes
-        ("--methods", "table1 --methods pre_ln+qk-norm"),  # its methods have no options
+        ("--methods pre_ln+qk-norm", "table1 --methods pre_ln+qk-norm"),  # its methods have no options
         ("--methods", "figure5 --methods admin"),  # its rows have their methods
         ("--seeds", "figure4 --seeds 1,2"),  # it shows one seed
+        ("--order", "figure5 --order shallowest"),  # its rows have an order of their own
+        ("--separate-embeddings", "normformer_clm --separate-embeddings --smoke"),  # it has one embedding
         ("--update", "table1 --update 4"),  # it is no figure of an update
         ("--average", "normformer_clm --average 5 --smoke"),  # it translates nothing
         ("--precision bf16", "figure4 --precision bf16"),  # it is trained in fp32
