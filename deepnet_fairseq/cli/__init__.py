@@ -57,8 +57,9 @@ class Parser(argparse.ArgumentParser):
     """Parser of a command whose files may stand before, between and behind its flags.
 
     argparse alone fills an optional positional argument with nothing as soon as a flag follows: MODEL --beam 2 FILE
-    would have no FILE (cpython#59317). Its intermixed parsing takes the flags first, and the files in a second step. It
-    is not used for a command that passes on flags which it does not know, because it would take their values for files.
+    would have no FILE (cpython#59317). The intermixed parsing of argparse takes the flags first, and the files in a
+    second step. It is not used for a command that passes on flags which it does not know, because it would take their
+    values for files.
     """
 
     _is_intermixed = False  # True while the intermixed parsing calls parse_known_args for its two steps

@@ -175,8 +175,8 @@ def _wrote(args) -> Shown:
 def _sentencepiece(args):
     """Return a function (folder, training text) -> data.lm_text.Segmenter, which cuts text into SentencePiece's pieces.
 
-    Without --spm it trains a SentencePiece model on the training text and writes it into the folder; with --spm it
-    ignores both. prepare_lm calls it. Raises a UserError for flags that do not go together.
+    Without --spm the function trains a SentencePiece model on the training text and writes it into the folder; with
+    --spm it ignores both. prepare_lm calls it. Raises a UserError for flags that do not go together.
     """
     from ..data.lm_text import Segmenter, train_sentencepiece
 
@@ -192,8 +192,8 @@ def _sentencepiece(args):
 def _gpt2(args):
     """Return a function (folder, training text) -> data.lm_text.Segmenter, which cuts text by GPT-2's byte-level BPE.
 
-    It ignores both, since GPT-2's vocabulary is fixed; it has them because prepare_lm calls all such functions alike.
-    The files of the BPE are downloaded here, unless they are given by flags.
+    The function ignores both, since GPT-2's vocabulary is fixed; it has them because prepare_lm calls all such
+    functions alike. The files of the BPE are downloaded here, unless they are given by flags.
     """
     from ..data.lm_text import Segmenter, fetch_gpt2
 

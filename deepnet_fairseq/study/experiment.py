@@ -110,15 +110,15 @@ class MethodSpec:
 class Choice:
     """What a user chooses by flags of `deepnet reproduce`; None where the experiment's file decides.
 
-    Which rows are trained. methods: each METHOD+OPTION+OPTION=VALUE@RATE, or "*" for all methods. depths: "18" or
-    "60-12" (encoder-decoder), see ByLayers.layers. sizes: names of sizes of language models, keys of the file's table
-    [sizes]; rates: their learning rates, as "1e-3". seeds: one training each. variants: keys of the file's table
-    [variants]. order: "deepest", "shallowest" or "given", see ByMethod._in_order.
+    The first fields say which rows are trained. methods: each METHOD+OPTION+OPTION=VALUE@RATE, or "*" for all methods.
+    depths: "18" or "60-12" (encoder-decoder), see ByLayers.layers. sizes: names of sizes of language models, keys of
+    the file's table [sizes]; rates: their learning rates, as "1e-3". seeds: one training each. variants: keys of the
+    file's table [variants]. order: "deepest", "shallowest" or "given", see ByMethod._in_order.
 
-    How they are trained. average: "10" to average the weights after the last 10 epochs, "36-45" those after epochs 36
-    to 45. stuck: value of --stop-stuck, in updates. tokens: value of --max-tokens, of one process. shared: False if
-    encoder and decoder shall not share their embeddings, although the file's flags say that they do. smoke: train the
-    miniature. update: the update whose probes a figure shows.
+    The other fields say how they are trained. average: "10" to average the weights after the last 10 epochs, "36-45"
+    those after epochs 36 to 45. stuck: value of --stop-stuck, in updates. tokens: value of --max-tokens, of one
+    process. shared: False if encoder and decoder shall not share their embeddings, although the file's flags say that
+    they do. smoke: train the miniature. update: the update whose probes a figure shows.
     """
 
     methods: Sequence[str] | None = None

@@ -350,7 +350,7 @@ def _evenly_spaced(x_values: list[float]) -> list[float]:
 def format_number(value: float | None, digits: int = 3) -> str:
     """Format a number with `digits` significant digits, but its whole part in full: 1234.5 is "1234" with 3 digits.
 
-    A number below 0.0001 is "1.2e-05". None, NaN and infinity are a dash.
+    A number below 0.0001 is "1.2e-05". None, NaN and infinity become a dash.
     """
     if value is None or not math.isfinite(value):
         return "–"

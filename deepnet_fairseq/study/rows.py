@@ -1,6 +1,6 @@
 """Make the rows of an experiment, each of which is one training, with the flags of fairseq-train.
 
-An experiment is a TOML file; the docstring of experiments.py lists its keys. It names its rows in one of three ways.
+An experiment is a TOML file, whose keys experiments.py lists. It names its rows in one of three ways.
 ByMethod: each method at each depth, as for tables of translation. ByGroup: tables [[rows]] of the file, for figures.
 BySize: each method at each size and learning rate, for language models.
 
@@ -71,7 +71,7 @@ class ByLayers(Experiment):
     def _paper_batch(self, depth: str, row_table: Mapping[str, Any]) -> tuple[int, int] | None:
         """Return (tokens of a batch, batches in an update) of the paper, counting the batches of all its GPUs.
 
-        None if the file has no "batch", because its flags have --max-tokens. row_table: the table of
+        The result is None if the file has no "batch", because its flags have --max-tokens. row_table: the table of
         the row's variant or group in the file, whose own "batch" goes first.
         """
         if "batch" in row_table:
@@ -338,8 +338,8 @@ class BySize(Experiment):
     def _rates(self, spec: MethodSpec, size: str) -> list[str]:
         """Return the learning rates with which a method is trained, as texts: "1e-3".
 
-        They are the method's own (METHOD@RATE), else the user's, else the miniature's, else those of the size. Raises a
-        UserError for what is no positive number.
+        The rates are the method's own (METHOD@RATE), else the user's, else the miniature's, else those of the size.
+        Raises a UserError for what is no positive number.
         """
         if spec.rate is not None:
             rates = [spec.rate]

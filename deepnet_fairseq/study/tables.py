@@ -1,10 +1,10 @@
 """Render `deepnet report`: recorded runs beside the numbers of a paper's table, as one Markdown page.
 
 The published numbers stand in the files of experiments/. A table names keys of run.json, such as method and
-encoder_layers; runs with the same values of these keys share a row, and differ in their seed alone. Its other columns
-are numbers of score.json, in which a path "sets.test.bleu" stands for score["sets"]["test"]["bleu"]. RUNS is the folder
-that holds the folders of all experiments' runs. A miniature is a run of a small model on generated data, to try an
-experiment; its numbers mean nothing.
+encoder_layers; runs with the same values of these keys share a row, and differ in their seed alone. The other columns
+of a table are numbers of score.json, in which a path "sets.test.bleu" stands for score["sets"]["test"]["bleu"]. RUNS is
+the folder that holds the folders of all experiments' runs. A miniature is a run of a small model on generated data, to
+try an experiment; its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Result:
     def labels(self) -> list[str]:
         """Return the row's first cells, for the heads of _label_heads.
 
-        They are the method's title, the values of the table's other keys, the setting, and the depth as "18L-18L".
+        The cells are the method's title, the values of the table's other keys, the setting, and the depth as "18L-18L".
         """
         facts = self.facts
         cells = [style_of(self.method).label]
@@ -405,7 +405,7 @@ def _warnings(table: Table, runs: Sequence[RecordedRun]) -> list[str]:
 def _reasons(table: Table, run: RecordedRun) -> list[str]:
     """Return the reasons to read a run's numbers with care.
 
-    They are uncommitted changes to the code, and what differs from the paper: kind of BLEU, corpus, batch.
+    The reasons are uncommitted changes to the code, and what differs from the paper: kind of BLEU, corpus, batch.
     """
     reasons = []
     if run.environment.get("modified"):
@@ -447,7 +447,8 @@ def environment_line(environment: Mapping) -> str:
 def markdown_page(report: TableReport, out: Path | None = None) -> str:
     """Return the Markdown page of a table.
 
-    out: the file that the page is for; links to logs are relative to its folder. None: they are relative to RUNS.
+    out: the file that the page is for; links to logs are relative to its folder. If it is None, they are relative to
+    RUNS.
     """
     table = report.table
     start_of_links = out.resolve().parent if out else report.folder.resolve()

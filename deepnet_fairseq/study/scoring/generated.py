@@ -4,7 +4,7 @@ fairseq-generate prints for each sentence lines that begin with a letter and the
 source, T-n reference, H-n translation, with pieces joined by --remove-bpe, D-n the same after --bpe and --tokenizer,
 P-n scores. Sentences come in any order. A direction is a pair of languages, "de-en"; a subset is a name of test sets,
 "test". A bilingual run has one file, a multilingual one a file for each direction. The corpus' recipe.json says how its
-text was processed. Its raw references are the text before tokenising.
+text was processed. The raw references of a corpus are its text before tokenising.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def read_generated(path: Path) -> Generated:
 def _log_beside(output: Path) -> list[str]:
     """Return the lines of fairseq's log in a file beside an output; [] if there is no such file.
 
-    It is named generate.log beside generated.txt, and NAME.log beside any other NAME.txt.
+    The file is named generate.log beside generated.txt, and NAME.log beside any other NAME.txt.
     """
     name = "generate.log" if output.name == "generated.txt" else f"{output.stem}.log"
     path = output.with_name(name)
@@ -174,7 +174,7 @@ def _in_order(sentences: dict[int, str], what: str, path: Path) -> list[str]:
 def generation_speed(generated: Generated) -> dict[str, float] | None:
     """Return {"seconds", "sentences_per_second", "tokens_per_second"} of the last run in fairseq's log.
 
-    None if the log is missing or does not have them.
+    The result is None if the log is missing or does not have them.
     """
     matches = generated.logged(SPEED)
     if not matches:
@@ -365,8 +365,8 @@ def _output_of_direction(file: Path, folder: Path, corpus: Corpus) -> Output:
 def _output_of_results(file: Path, corpus: Corpus) -> Output:
     """Return the output in a file generate-SUBSET.txt.
 
-    Its direction is the name of its folder, if that is a direction; else the one in fairseq's log; else the corpus'
-    only one; else None.
+    The direction is the name of the file's folder, if that is a direction; else the one in fairseq's log; else the
+    corpus' only one; else None.
     """
     subset = RESULTS.fullmatch(file.stem)["subset"]
     if corpus.has_direction(file.parent.name):

@@ -2,7 +2,7 @@
 
 sacreBLEU keeps the n-grams of all references, and draws all samples at once: some 90 kB a sentence. Here the text is
 counted in parts of CHUNK sentences, and samples are drawn one after the other, with the same random numbers. The
-results are sacreBLEU's to the bit. It has no public functions for this, hence its names with an underscore.
+results are sacreBLEU's to the bit. sacreBLEU has no public functions for this, hence its names with an underscore.
 """
 
 from __future__ import annotations

@@ -286,9 +286,9 @@ def _with_group(direction: str, scores: dict, corpus: Corpus) -> dict:
 def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
     """Return a dictionary with the means of "bleu" and of GROUPS over `parts`, None for a group that no part has.
 
-    Its "kind" and "signature" list those of the parts, its "directions" is the parameter. parts: for each direction its
-    scores with its group, see _with_group, or for each subset its means; all have equal weights. directions: direction
-    -> scores.
+    In the result "kind" and "signature" list those of the parts, and "directions" is the parameter. parts: for each
+    direction its scores with its group, see _with_group, or for each subset its means; all have equal weights.
+    directions: direction -> scores.
     """
 
     def mean(key: str) -> float | None:
