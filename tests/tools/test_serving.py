@@ -711,7 +711,7 @@ def test_a_folder_is_no_file_to_translate(served, tmp_path):
 
 
 def test_a_line_of_a_pipe_that_is_too_long_is_named_and_answered_by_an_empty_one(served):
-    """Its number is that in the text, not that in its chunk, of which it is first. The lines around it are translated."""
+    """Its number is that in the text, not that in its chunk, of which it is first. Lines around it are translated."""
     too_long = "été " * 100  # of a word that is at least a token: the model has 60 positions
     process = start_translate(served, stderr=subprocess.PIPE)
     process.stdin.write("été\n".encode())
