@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-SIMILAR = 0.7  # lowest ratio of difflib at which a known flag is suggested; 1 for the same text
+SIMILAR = 0.7  # lowest ratio of difflib, of names without hyphens in front, at which a flag is suggested; at most 1
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -20,9 +20,11 @@ def did_you_mean(words: Iterable[str], known_flags: Iterable[str]) -> str:
 
     words: those that a parser does not know, flags and their values; known_flags: the parser's, as "--beam".
     """
+    flag_of_name = {flag.lstrip("-"): flag for flag in known_flags}
     nearest = []
     for word in words:
         if word.startswith("-"):
-            flag = word.partition("=")[0]  # of --bean=5
-            nearest += difflib.get_close_matches(flag, known_flags, n=1, cutoff=SIMILAR)
+            name = word.lstrip("-").partition("=")[0]  # bean of --bean=5
+            names = difflib.get_close_matches(name, flag_of_name, n=1, cutoff=SIMILAR)
+            nearest += [flag_of_name[name] for name in names]
     return f"did you mean {' and '.join(nearest)}? " if nearest else ""

@@ -263,7 +263,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_its_depth(data, tmp_path)
     ("words", "meant"),
     [
         (("translate", "model", "text", "--bean", "2"), "--beam"),
-        (("prepare", "text", "de", "en", "train", "valid", "test", "bin", "--vocabulary=3"), "--vocab"),
+        (("prepare", "text", "de", "en", "train", "valid", "test", "bin", "--vocab-smaple=3"), "--vocab-sample"),
         (("path", "--jsn"), "--json"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else value,

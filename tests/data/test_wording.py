@@ -24,9 +24,10 @@ def test_the_flag_that_a_misspelt_one_resembles_is_suggested(words):
     assert "--beam" in did_you_mean(words, ["--lenpen", "--beam", "--beam-size"]).rstrip("? ").split()
 
 
-@pytest.mark.parametrize("words", [["--nonsense"], ["text"], ["-1"], []], ids=" ".join)
+@pytest.mark.parametrize("words", [["--nonsense"], ["--epochs", "3"], ["text"], ["-1"], []], ids=" ".join)
 def test_no_flag_is_suggested_for_words_that_resemble_none(words):
-    assert did_you_mean(words, ["--lenpen", "--beam", "-s"]) == ""
+    """The hyphens in front, which all flags have, make none similar: --epochs is not --eos."""
+    assert did_you_mean(words, ["--lenpen", "--beam", "--eos", "-s"]) == ""
 
 
 def test_each_misspelt_flag_has_its_suggestion():
