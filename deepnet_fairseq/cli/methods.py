@@ -54,6 +54,8 @@ def methods(args) -> Shown | None:
 
     if args.option:
         raise UserError(f"--option {args.option[0]}", "an option is of one method; give its NAME too")
+    if args.layers:
+        raise UserError(f"--layers {args.layers}", "depths are shown of one method; give its NAME too")
     method_table = [METHOD_HEADER]
     for name in sorted(METHODS):
         cells, _ = method_row(name)

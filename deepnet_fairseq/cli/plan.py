@@ -43,6 +43,8 @@ def plan(args) -> None:
     if args.rows:  # a file of trainings, a line NAME FLAGS each
         _rows(args)
         return
+    if args.chosen:
+        raise UserError(f"--chosen {args.chosen}", "is of many trainings; give their file by --rows too")
     setting = parse_setting(args.rest)
     speed = _speed(args, setting)
     if args.json:

@@ -106,7 +106,7 @@ def add(command) -> None:
                      "between (default deepnorm,post_ln)")  # fmt: skip
     sub.add_argument("--depth", type=int, default=18, help="layers of encoder and of decoder (default 18)")
     sub.add_argument("--updates", type=int, default=1200, help="updates of each training (default 1200)")
-    sub.add_argument("--seed", type=int, default=1, help="seed of data and trainings (default 1)")
+    sub.add_argument("--seed", type=int, default=1, help="of the trainings; the data are always the same (default 1)")
     sub.add_argument("--out", default="quickstart", help="folder of data and runs (default quickstart)")
 
     sub = command("compare", compare, "DATA --methods NAME,NAME --updates U [...] [flags of fairseq-train]")

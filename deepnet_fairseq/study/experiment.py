@@ -260,9 +260,9 @@ class Experiment:
                 number = SMOKE_AVERAGE
             text = str(number)
 
-        first, _, last = text.partition("-")  # epochs; without a hyphen `first` is the number of epochs instead
+        first, hyphen, last = text.partition("-")  # epochs; without a hyphen `first` is the number of epochs instead
         valid = first.isdecimal() and int(first) > 0
-        if last:
+        if hyphen:
             valid = valid and last.isdecimal() and int(first) <= int(last)
         if not valid:
             raise UserError(f"--average {text}", "how many of the last epochs, as 10, or which, as 36-45")

@@ -221,8 +221,11 @@ class Grid:
             return processes
 
         deepest = max(self.cells, key=lambda cell: cell.depth)
-        vocabularies = [len(dictionary.splitlines()) + len(SYMBOLS) for dictionary in self.dictionaries]
-        vocab = ",".join(str(size) for size in vocabularies)
+        sizes = []  # of the vocabularies of source and target
+        for language in self.direction().split("-"):
+            dictionary = (self.data / f"dict.{language}.txt").read_bytes()
+            sizes.append(len(dictionary.splitlines()) + len(SYMBOLS))
+        vocab = ",".join(str(size) for size in sizes)
         setting = parse_setting([*self.training(deepest), "--vocab", vocab], strict=False)
 
         needed = memory(setting).peak + PROGRAM_BYTES

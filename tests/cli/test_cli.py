@@ -282,6 +282,14 @@ def test_an_option_without_a_method_is_refused():
     assert_refused("--option window=2", "methods", "--option", "window=2")
 
 
+def test_layers_without_a_method_are_refused():
+    assert_refused("--layers 6,6", "methods", "--layers", "6,6")
+
+
+def test_a_file_for_flags_of_many_trainings_is_refused_for_one(tmp_path):
+    assert_refused("--chosen", "plan", "--arch", "deepnet_transformer_6_6", "--chosen", tmp_path / "flags")
+
+
 def test_path_prints_the_folder_for_user_dir_as_json(capsys):
     main(["path", "--json"])
 

@@ -4,6 +4,7 @@ test_methods.py saves and loads models of every method. `sizes(kind, layers)` ar
 """
 
 import copy
+import errno
 from itertools import product
 
 import pytest
@@ -62,6 +63,19 @@ def test_a_loaded_model_can_be_saved(model_in_another_precision, tmp_path):
     save(load(first), second)
 
     assert load(second).built_from == model_in_another_precision.built_from
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(model_in_another_precision, path, monkeypatch):
+    save(model_in_another_precision, path)
+
+    def without_permission(*_args, **_more):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(torch, "load", without_permission)
+
+    with refused(path) as caught:
+        load(path)
+    assert "Permission denied" in caught.value.way_out
 
 
 def test_a_deep_copy_of_a_model_can_be_saved(model_in_another_precision, tmp_path):

@@ -431,6 +431,7 @@ WRONG = {  # script, setting, its value -> beginning of the refusal's line behin
     ("admin_wmt14", "RECIPE", "mine"): ("--recipe mine: ",),
     ("table1_wmt17", "DEPTHS", "6 0"): ("--depths: 0 ",),
     ("table1_wmt17", "AVERAGE", "45-36"): ("--average 45-36: ",),
+    ("table1_wmt17", "AVERAGE", "10-"): ("--average 10-: ",),
     ("table1_wmt17", "METHODS", "deepnrom"): ("--method deepnrom: ",),
     ("table1_wmt17", "DATA", "/nowhere"): ("--data /nowhere: ",),
     ("opus100", "DEPTHS", 7): ("--depths: 7 ",),

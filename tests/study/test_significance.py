@@ -125,6 +125,14 @@ def test_without_a_seed_the_systems_have_the_same_samples(baseline, tmp_path, mo
 # What cannot be compared.
 
 
+def test_a_seed_that_is_no_number_is_refused(baseline, tmp_path, monkeypatch):
+    monkeypatch.setenv("SACREBLEU_SEED", "lucky")
+    system = write_system(tmp_path / "system", REFERENCES)
+
+    with refused("SACREBLEU_SEED=lucky"):
+        significance(baseline, [system])
+
+
 def test_a_system_given_twice_is_refused(baseline):
     with refused(baseline):
         significance(baseline, [baseline])

@@ -284,6 +284,21 @@ def test_no_more_are_trained_at_a_time_than_fit_into_memory(jobs, gib, expected,
     assert grid.jobs_that_fit(jobs or cores_suffice_for) == expected
 
 
+def test_a_training_is_planned_with_the_vocabularies_of_source_and_target(tmp_path, monkeypatch):
+    """The source language's name stands behind the target's in the alphabet."""
+    names = ("dict.qab.txt", "dict.qaa.txt", "train.qab-qaa.qab.idx", "train.qab-qaa.qaa.idx")
+    for name in names:
+        (tmp_path / name).write_text("a 1\n")
+    (tmp_path / "dict.qab.txt").write_text("a 1\n" * 100)
+    planned = []
+    monkeypatch.setattr(compare, "memory", lambda setting: planned.append(setting.vocab) or SimpleNamespace(peak=1))
+
+    grid_of(tmp_path, flags=["--cpu"]).jobs_that_fit(2)
+
+    special_symbols = 4
+    assert planned == [(100 + special_symbols, 1 + special_symbols)]
+
+
 def result_of(method: str, depth: int, held_out: float, bleu: float) -> compare.Best:
     """Return the result of a method at a depth, from one seed; its runs are left out, which no picture needs."""
     return compare.Best(

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics.base import Metric, Score
 
+from ...errors import UserError
+
 RESAMPLES = 1000  # bootstrap samples
 CHUNK = 1000  # sentences whose n-grams are in memory at a time
 
@@ -39,9 +41,16 @@ def seed_setting() -> str:
 
 
 def seed_of_samples() -> int:
-    """Return the seed of the random numbers that seed_setting asks for; a new one at each call if that is "none"."""
+    """Return the seed of the random numbers that seed_setting asks for; a new one at each call if that is "none".
+
+    UserError if it is neither that nor a whole number.
+    """
     setting = seed_setting()
-    return secrets.randbits(64) if setting == "none" else int(setting)
+    if setting == "none":
+        return secrets.randbits(64)
+    if not setting.isdecimal():
+        raise UserError(f"SACREBLEU_SEED={setting}", "give a whole number, or none for another seed each time")
+    return int(setting)
 
 
 def sample_scores(metric: Metric, statistics: list[list], seed: int) -> list[Score]:
