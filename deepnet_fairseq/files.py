@@ -15,9 +15,9 @@ WRONG_VALUES = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 
 def split_paths(paths: str) -> list[str]:
-    """Split a list of paths as fairseq does, by whose fairseq.utils.split_paths its DATA and --path are read.
+    """Split a list of paths as fairseq.utils.split_paths does, by which fairseq reads its DATA and --path.
 
-    They are separated by ":" (os.pathsep), and by "|" where one of them is a URL, as "s3://bucket/data".
+    The paths are separated by ":" (os.pathsep), or by "|" if one of them is a URL, as "s3://bucket/data".
     """
     return paths.split("|" if "://" in paths else os.pathsep)
 
@@ -114,7 +114,8 @@ def parse_json_object(line: str) -> dict:
 def read_json_object(path: Path, mend: str) -> dict:
     """Return the JSON object in a UTF-8 file.
 
-    Raises a UserError, naming the file, if it holds none; mend: what the user can do about it, the end of the message.
+    Raises a UserError, naming the file, if it is missing or holds anything else; mend: what the user can do about it,
+    the end of the message.
     """
     if not path.is_file():
         problem = "is no ordinary file" if path.exists() else "no such file"

@@ -42,10 +42,11 @@ def check_pair(what: str, source: str, target: str) -> tuple[str, str]:
 def possible_pairs(name: str, known: Collection[str] = (), words: bool = True) -> list[tuple[str, str]]:
     """Return the pairs of codes that `name` may stand for: none, one, or several if it is ambiguous.
 
-    known: codes that are in use, as those of dictionaries. If both codes of a pair are known, other pairs do not count;
-    if none are, but both codes of a pair have the form of BCP 47, the others do not count either.
-    words: accept codes that begin with more than three letters, as in "english-german". False where a folder also holds
-    files that are not named after a pair, as "my-notes.txt".
+    Only the best kind of pairs counts: pairs of two known codes; if there is none, pairs of two codes in the form of
+    BCP 47; if there is none either, all others.
+    known: codes that are in use, as those of dictionaries
+    words: whether the codes of the last kind may begin otherwise than with two or three letters, as "english-german".
+    False where a folder also holds files that are not named after a pair, as "my-notes.txt".
     """
     # each hyphen may be the one between the two codes
     parts = name.split("-")
@@ -55,7 +56,6 @@ def possible_pairs(name: str, known: Collection[str] = (), words: bool = True) -
         if all(CODE.fullmatch(code) and len(code) <= LONGEST for code in pair):
             pairs.append(pair)
 
-    # keep the best kind of pairs that there is
     known_pairs = [pair for pair in pairs if set(pair) <= set(known)]
     bcp47_pairs = [pair for pair in pairs if all(map(TAG.fullmatch, pair))]
     other_pairs = pairs if words else [pair for pair in pairs if all(map(SHORT.fullmatch, pair))]

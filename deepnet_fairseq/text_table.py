@@ -8,7 +8,7 @@ NUMBER = re.compile(r"(\\?[(<>~]=? ?)?[+−-]?\d[\d.,]*(e[+-]?\d+)?([ (%].*)?")
 
 
 def render(rows: Sequence[Sequence[str]]) -> str:
-    """Return the table as lines for the terminal; cells with numbers align right."""
+    """Return the table as lines for the terminal; cells that hold a plain number align right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -28,8 +28,8 @@ def _is_plain_number(cell: str) -> bool:
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return the rows, whose cells are Markdown, as a table.
 
-    A column aligns right if at least half of its cells, without those that are empty or a dash, are numbers. The first
-    column aligns left.
+    A column aligns right if at least half of its cells below the header, without those that are empty or a dash, are
+    numbers. The first column aligns left.
     """
     header, *body = rows
     rule = ["---"]

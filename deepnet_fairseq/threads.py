@@ -63,7 +63,7 @@ def processes_and_threads(width: int, tasks: int = 1, processes: int | None = No
 
     width: of the model in features; tasks: number of computations; processes: how many run side by side, if that is
     decided already, as by the ranks of a training; None to choose. Together the processes get no more threads than
-    there are cores, but each gets one.
+    there are cores, but each gets at least one.
     """
     cores = available_cores()
     threads = cores if threads_pay(width) else 1
@@ -101,7 +101,7 @@ def from_environment() -> str | None:
     """Return the environment's setting of the number of threads, as "OMP_NUM_THREADS=4"; None without one."""
     for name in VARIABLES:
         value = os.environ.get(name, "")
-        if re.match(r"\d", value):
+        if re.match(r"\d", value):  # OpenMP ignores other values; "4,2" has a number for each level of nesting
             return f"{name}={value}"
     return None
 
@@ -148,7 +148,7 @@ class TorchThreads:
         self.chosen = number
 
 
-torch_threads = TorchThreads()  # torch's number is the process's, and so is this
+torch_threads = TorchThreads()  # one for the process, because torch's number is the process's
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Methods in a folder of a user's own, outside the package."""
+"""Import methods from a folder of a user's own, outside the package."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from .errors import UserError
 
 
 def import_user_dir(folder: str | Path) -> None:
-    """Import a folder whose modules register methods, as fairseq-train does for --user-dir.
+    """Import a folder whose modules register methods: the --user-dir of the `deepnet` command.
 
-    A folder with an __init__.py is imported as a package under the folder's name. Of another folder every Python file
-    is imported as a module of its own; what is imported already is not imported again. Raises a UserError, naming the
-    folder, if it has no Python files, if a name is that of another module that is imported already, or if the import of
-    a file fails.
+    A folder with an __init__.py is imported as a package under the folder's name, as by fairseq-train. Of another
+    folder every Python file is imported as a module of its own; fairseq-train would import none of them. What is
+    imported already is not imported again.
+
+    Raises a UserError, naming the folder, if it has no Python files, if a name is that of another module that is
+    imported already, or if the import of a file fails; raises the error itself if import_error returns it unchanged.
     """
     path = Path(folder).resolve()
     if path == Path(__file__).parent:  # this package's own folder: its methods are registered anyway
@@ -29,7 +31,7 @@ def import_user_dir(folder: str | Path) -> None:
     for file in files:
         name = path.name if file == package else file.stem
         if name in sys.modules:
-            if getattr(sys.modules[name], "__file__", None) != str(file):
+            if getattr(sys.modules[name], "__file__", None) != str(file):  # a module of Python's own may have no file
                 raise UserError(
                     f"--user-dir {folder}", f"a module of the name {name} is imported already; rename {file}"
                 )
@@ -52,7 +54,8 @@ def import_user_dir(folder: str | Path) -> None:
 def import_error(folder: str | Path, error: Exception) -> Exception:
     """Return what to raise for an error at the import of a user's folder: a UserError with file, line and error.
 
-    Returned as they are: a UserError, a library that this package misses, and an error outside of the folder.
+    Three kinds of errors are returned as they are: a UserError, one about a library that this package misses, and one
+    to which no file of the folder has led. A syntax error is put down to the file that has it, wherever that is.
     """
     if isinstance(error, UserError):
         return error

@@ -29,9 +29,9 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
 
     wanted: function that returns, for the path of a member, whether it is unpacked
 
-    Raises a UserError if a member would be written outside `dest` or is neither file nor folder (a link might lead
-    outside); if the archive is broken or cut off; if it unpacks to more than the disk has free; if nothing in it is
-    wanted.
+    Raises a UserError if a wanted member would be written outside `dest`, is neither file nor folder (a link might lead
+    outside), or has too long a name; if the archive is missing, broken or cut off; if a member is larger than what the
+    disk has free; if nothing in it is wanted.
     """
     dest.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -72,8 +72,8 @@ def stream_lines(archive: Path, member: str) -> Iterator[str]:
 
     member: path of the text in the archive; in a .tar or .tar.gz, a text in a .gz is unpacked too
 
-    Raises a UserError for a missing member, text that is not UTF-8, or a broken archive. It may come after some lines,
-    because the archive is read on the way.
+    Raises a UserError for a missing member, text that is not UTF-8, or a broken archive. The error may come after some
+    lines, because the archive is read on the way.
     """
     with _reading(archive), _member(archive, member) as body:
         yield from split_lines(body, f"{archive}, {member}")
@@ -105,7 +105,7 @@ def _member(archive: Path, name: str):
 
 @contextmanager
 def _reading(archive: Path) -> Iterator[None]:
-    """Turn any error in the context into a UserError about `archive`, which may be missing, broken or no archive."""
+    """Turn any error in the context but a UserError into one about `archive`: it is missing, broken or no archive."""
     if not archive.is_file():
         raise UserError(archive, "is not there; fetch it first")
     try:

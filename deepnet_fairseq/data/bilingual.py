@@ -42,7 +42,7 @@ def sides(prefix: Path, langs: tuple[str, str]) -> list[Path]:
 
 
 class Bilingual:
-    """Preparation of a language pair's text. Each public method is a step, or several, unless done before.
+    """Preparation of a language pair's text. Each public method runs a step, or several, unless they are done already.
 
     steps: runs the steps and records them in DEST/steps
     dest: DEST
@@ -138,6 +138,7 @@ class Bilingual:
                     counts[subset] = self._write(part / subset, clean(self._read(prefix), limits))
             return counts
 
+        # Cleaning does not use sacremoses. Its version stays here so that records of earlier releases count.
         settings = {"limits": str(limits), "tools": {"sacremoses": version("sacremoses")}}
         counts = self.steps.run(stage, [folder], settings=settings, make=make)
         return {subset: folder / subset for subset in texts}, counts
@@ -168,7 +169,8 @@ class Bilingual:
     def learn_bpe(self, train: Path, merges: int) -> Path:
         """Learn BPE merges on both languages of `train` together; return the file with them, DEST/text/codes.
 
-        The method is that of Sennrich et al. 2016 (arXiv 1508.07909), by subword-nmt. The file has one merge a line.
+        The method is that of Sennrich et al. 2016 (arXiv 1508.07909), by subword-nmt. The first line of the file tells
+        the version of its format, and each further one is a merge.
 
         train: prefix of the training text
         merges: how many; there are fewer if no pair of symbols occurs twice any more
@@ -178,9 +180,9 @@ class Bilingual:
         def make() -> None:
             from subword_nmt import learn_bpe as learning
 
-            # two names that its functions use are replaced by setting them in the module
+            # subword-nmt's functions look these two names up in their module first
             learning.tqdm = partial(tqdm, desc="merges", disable=None)  # a progress bar on a terminal only
-            learning.max = most_frequent  # before Python's own: the same merges in half of the time
+            learning.max = most_frequent  # for Python's own max: the same merges in half of the time
             lines = itertools.chain.from_iterable(map(read_lines, sides(train, self.langs)))
             with whole(codes) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
                 learning.learn_bpe(lines, file, merges)
@@ -247,10 +249,10 @@ class Bilingual:
 def most_frequent(counts, key=None):
     """Return the maximum of `counts`; learn_bpe of subword-nmt calls this in the place of Python's max.
 
-    It calls max in two ways. Once with an iterable of numbers, without a key. And at each merge with a dict, pair of
-    symbols -> how often it occurs, and with the key (its count, the pair): the most frequent pair is wanted, and of
-    equally frequent ones the greatest. For this second call the same pair is found without calling the key for each
-    pair, which takes half of the time.
+    learn_bpe calls max once with an iterable of numbers, without a key. At each merge it calls max with a dict, pair of
+    symbols -> how often it occurs, and with the key (its count, the pair): it wants the most frequent pair, and of
+    equally frequent ones the greatest. For these calls the same pair is found without calling the key for each pair,
+    which takes half of the time.
     """
     if key is None:
         return max(counts)
@@ -295,7 +297,8 @@ class Tokenised:
 
         split: "train", "valid" or "test"
 
-        Raises a UserError if a set has one language only, if the split has no set, or if "train" has several.
+        Raises a UserError if a set has one language only, if the split has no set, or if the split "train" has another
+        set than "train".
         """
         names_of = {}  # language -> names of the sets that have a file for it
         for lang in self.langs:

@@ -51,11 +51,12 @@ def binarise(
     workers: number of processes
     dictionary: file with one dictionary for all languages, or language -> file; None to make one for all languages of
         the training text
-    counts: piece -> its count in the training text, of which the new dictionary is made; None to count them here
+    counts: piece -> its count in the training text, of which the new dictionary is made; None to count them here. Not
+        used if `dictionary` is given.
     lines: subset -> its number of lines, from which progress bars estimate the time left; None if unknown
 
     Returns {"types": number, "text": {subset: {language, or PLAIN: counts}}}. "types" is the size of the dictionary,
-    special symbols and padding included; of several dictionaries it is the source's. The counts are:
+    special symbols and padding included; of several dictionaries it is the first one's. The counts are:
     "sentences": number of lines, empty ones included
     "pieces": number of pieces, without end-of-sentence symbols
     "unknown": how many per cent of the pieces and end-of-sentence symbols together became <unk>

@@ -1,7 +1,8 @@
 """Digests of a vocabulary: of a dictionary's symbols in their order, and of the files by which text is cut into them.
 
 Two vocabularies are the same if their digests are: counts of symbols, names of files and dates do not matter. The files
-that cut text are a SentencePiece model, BPE merges, or those that text.json names; they are beside the binarised data.
+that cut text are a SentencePiece model, BPE merges, or those that text.json names; cutting_files finds them in the
+folder of the binarised data, or in one above it.
 
 A SentencePiece model is a message of protobuf (ModelProto in sentencepiece_model.proto): a series of fields, each with
 a number and a value, which may be a message itself.
@@ -20,7 +21,7 @@ from ..files import read_json_object, split_paths
 KEY = "deepnet_vocabulary"  # key in a checkpoint's task_state, under which the digests of its vocabulary are
 NAMES = ("source", "target", "pieces")  # of digests: two dictionaries, and the file that cut the text
 Digests = dict[str, str | None]  # one of NAMES -> digest, None if it is not known
-CUTTING = ("spm.model", "codes")  # names of files beside binarised data: a SentencePiece model, merges of subword-nmt
+CUTTING = ("spm.model", "codes")  # names of files that cut text: a SentencePiece model, merges of subword-nmt
 SETTINGS = "text.json"  # file beside the data of language models, which names the files that cut text; see lm_text.py
 # Numbers of fields in ModelProto
 PIECES = 1  # occurs once for each piece
@@ -118,7 +119,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
             place += 4
         else:
             raise ValueError(f"no field of protobuf: kind {kind}")
-        if number == 0 or place > len(message):  # no field has the number 0, or ends behind the message
+        if number == 0 or place > len(message):  # no field has the number 0, and none ends behind the message
             raise ValueError("no message of protobuf")
         yield number, message[begin:place]
 
@@ -158,7 +159,7 @@ def folders_of(data: str) -> list[Path]:
 
 
 def cutting_files(data: str) -> list[Path]:
-    """Return the files that cut the text of binarised data, [] if there are none.
+    """Return the files that cut the text of binarised data, [] if there are none or if text.json is broken.
 
     They are looked for in the folder of the data, then, for data that a recipe made, in the one above it, and then in
     the recipe's (see folders_of); the first folder that has any counts.

@@ -38,7 +38,7 @@ SUMS = "SHA256SUMS"  # lines `HEX  NAME`, as sha256sum writes and checks them
 HEADERS = {"User-Agent": "deepnet_fairseq", "Accept-Encoding": "identity"}
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses after which another attempt may succeed
 ATTEMPTS = 6  # attempts in a row without a further byte, after which an address is given up
-WAIT = 1.0  # seconds before the second attempt, doubled before each later one
+WAIT = 1.0  # seconds before the next attempt; doubled for each one in a row without a further byte after the first
 LONGEST_WAIT = 60.0  # seconds
 TIMEOUT = (15.0, 60.0)  # seconds to wait for a connection, and for the next byte
 CHUNK = 1 << 18  # bytes read at a time
@@ -193,8 +193,8 @@ def _difference(path: Path, file: RemoteFile) -> str | None:
 def _broken(path: Path, name: str) -> str | None:
     """Unpack an archive to its end, and return what is wrong with it, for a message; None if nothing is.
 
-    This is for files without any checksum, because that of a broken download would be recorded as the right one. A file
-    that is no archive by its name cannot be broken in this sense: None is returned.
+    This is for files without any checksum, because that of a broken download would be recorded as the right one. For a
+    name that does not end with .zip, .gz or .tgz, None is returned: without compression nothing tells of a mistake.
 
     path: of the archive, NAME or NAME.part
     name: its NAME, whose ending tells its format
@@ -285,7 +285,9 @@ def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) 
 
 
 def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, bar: tqdm) -> None:
-    """Request once the bytes that `part` lacks, and append them to it; do nothing if it lacks none.
+    """Request once the bytes that `part` lacks, and append them to it; do nothing if it is known to have all.
+
+    `part` is written anew if its bytes may be of another version, or if the server sends the whole file.
 
     part: NAME.part
     bar: progress bar of the bytes that `part` has
@@ -366,7 +368,7 @@ def _size(path: Path) -> int:
 def _reason(error: BaseException) -> str:
     """Return a short message of an error of requests or urllib3, as "[Errno 104] Connection reset by peer".
 
-    These wrap the error that is the cause, which may wrap another one. The message is that of the innermost error,
+    Such an error wraps its cause, which may wrap another one. The message is that of the innermost error,
     without what is before its last ": ", such as the name of an object.
     """
     while True:

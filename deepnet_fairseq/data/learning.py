@@ -129,7 +129,7 @@ def _learn(
                 break
             used = max(1, used * memory_limit // needed)
 
-        # Have characters of the whole text that these sentences lack become pieces too.
+        # Characters of the whole text that these sentences lack become pieces too.
         lines_of_text, characters_of_text = whole_text
         if used < lines_of_text:
             unseen = _unseen_characters(characters_of_text, read_copy(used))
@@ -181,7 +181,7 @@ def _unseen_characters(characters_of_text: Set[str], lines: Iterable[str]) -> st
 
 
 def _train(sentences: Iterator[str], options: dict) -> bytes:
-    """Return the bytes of the model that SentencePiece learns; raise a UserError for a vocabulary size that it refuses.
+    """Return the bytes of the model that SentencePiece learns; raise a UserError if it refuses to learn one.
 
     The working folder of the process is another one afterwards, which has been deleted.
 
@@ -193,6 +193,7 @@ def _train(sentences: Iterator[str], options: dict) -> bytes:
         # the name of a temporary folder, so the path is relative to it, the working folder of this process, which was
         # forked for the training.
         os.chdir(folder)
+        # the last white space of Unicode is U+3000
         white_space = [code for code in range(0x3001) if chr(code).isspace() and code != ord(" ")]
         # a rule is a line CODE<tab>CODE in hexadecimal: each of these characters becomes U+0020, a blank
         Path(RULES).write_text("".join(f"{code:X}\t20\n" for code in white_space))

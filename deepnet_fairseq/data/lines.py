@@ -1,11 +1,11 @@
 """Read and write text as a stream of lines, so that memory does not grow with it, and work on it in several processes.
 
-Only \\n ends a line, as for other text tools. A text may have columns, each with as many lines: those of parallel text
-are its languages. A row is a line, or a tuple with one line of each column, such as a sentence pair.
+Only \\n ends a line, as for other text tools. A text may have several columns with equally many lines; the columns of
+parallel text are its languages. A row is a line, or a tuple with one line of each column, such as a sentence pair.
 
 A letter with an accent is composed, é as one character (Unicode's NFC), or decomposed, e and an accent (NFD). Letters
-apart are letters of Indic scripts and Hebrew that Unicode writes as several characters even in NFC; a text that is not
-normalised may have them as one character all the same.
+apart are letters of Indic scripts, Tibetan and Hebrew that Unicode writes as several characters even in NFC; a text
+that is not normalised may have them as one character all the same.
 
 Work is divided among processes that are forked from this one. None outlives it.
 """
@@ -193,7 +193,7 @@ class Letters:
                     continue
 
                 usual = self.counts[column]
-                if not is_normalized("NFD", line):  # there is something to decompose
+                if not is_normalized("NFD", line):  # something can be decomposed, letters apart included
                     usual[0] += 1
                 # NFC makes a line shorter only by composing letters; what it replaces one by one does not count
                 if not is_normalized("NFC", line) and len(normalize("NFC", line)) < len(line):
@@ -223,7 +223,7 @@ class Letters:
 def one_line(text: str) -> str:
     """Return a text in which no tool finds a line end: without white space around it, and with blanks for line ends.
 
-    Besides \\n these are the characters at which str.splitlines splits, as \\r, U+0085 and U+2028.
+    Line ends are \\n and the other characters at which str.splitlines splits, as \\r, U+0085 and U+2028.
     """
     return " ".join(text.strip().splitlines())
 
@@ -236,7 +236,8 @@ def read_pairs(
     empty: what is done with a pair that has an empty side, as in align: "keep" it, "drop" it, or end of an error
     clean: function that changes each line, such as one_line; by default lines stay as they are
 
-    The iterator raises a UserError for a missing file, bad UTF-8 or unequal numbers of lines.
+    The iterator raises a UserError for a missing file, bad UTF-8, unequal numbers of lines, or, as `empty` asks, for an
+    empty side.
     """
     sources = map(clean, read_lines(source))
     targets = map(clean, read_lines(target))
@@ -356,7 +357,7 @@ def map_chunks(function: Callable, rows: Iterable, workers: int, label: str, tot
 
     A progress bar is shown on a terminal. A few lists are in memory at a time.
 
-    workers: number of processes; with 1 this process does the work
+    workers: number of processes; this process does the work if it is 1, or if there is one list only
     label: of the bar
     total: number of rows, from which the bar estimates the time left; None if unknown
     """
@@ -412,7 +413,7 @@ def _in_processes(function: Callable, chunks: Iterable[list], workers: int) -> I
         except BrokenProcessPool:
             raise UserError(_killed_message("some --workers")) from None
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # do not begin chunks that wait after an error or interrupt
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error or interrupt no further chunk is begun
 
 
 def in_child(function: Callable, *args: Any) -> Any:
@@ -474,7 +475,7 @@ def _end_with_parent() -> None:
     """Have Linux kill this process when the one that forked it ends; leave interrupts (Ctrl-C) to that one."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # the parent may have set a handler (folder.new_folder does), which came with the fork: this process just ends
+    # The parent may have set a handler, as folder.new_folder does, which came with the fork. This process just ends.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

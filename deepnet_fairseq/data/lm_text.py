@@ -128,7 +128,7 @@ class Segmenter:
 def read_segmenter(folder: Path) -> Segmenter:
     """Return the segmenter that cut the data in `folder`.
 
-    Raises a UserError if the folder has no text.json, or one without a segmenter.
+    Raises a UserError if the folder has no text.json or one without a segmenter, or if a file of it is unusable.
     """
     path = folder / NAME
     mend = "make the data with `deepnet prepare lm`, or write their BPE there as docs/language_models.md says"
@@ -172,7 +172,7 @@ def prepare_lm(
     `dest` appears whole at the end, or not at all. It gets dict.txt, SUBSET.bin and SUBSET.idx, the text in pieces as
     text/SUBSET, the segmenter's files, and text.json. Besides fairseq's settings this has "types", the size of the
     dictionary, and "text": subset -> {"lines", "words", "bytes", "pieces": their numbers, "unknown": how many per cent
-    of the pieces became <unk>}.
+    became <unk>, as binarise counts it}.
 
     texts: "train", "valid" and "test" -> files; "train" has one, the others may have several, which become the subsets
         "valid", "valid1", ...
@@ -289,7 +289,7 @@ def _survey_all(paths: dict[str, Path], workers: int) -> dict[str, PlainText]:
     Raises a UserError for a file that cannot be read or holds no text.
     """
     checked = {}
-    letters = Letters(["text"])  # of all files together: é may be one character in one of them, and two in another
+    letters = Letters(["text"])  # all files count together: é may be one character in one of them, and two in another
     for subset, path in paths.items():
         rows = ((line,) for line in read_lines(path))
         found = survey(PlainSurvey(["text"]), rows, workers, label=subset, size=path.stat().st_size)
@@ -308,7 +308,7 @@ def _cut(text: PlainText, segmenter: Segmenter, workers: int, subset: str, count
     subset: name of the text, for the progress bar
     counts: the count of each piece is added to it; None to count nothing
 
-    Raises a UserError for a text that has changed since it was checked.
+    Raises a UserError for a text whose number of lines has changed since it was checked.
     """
 
     def encode(lines: list[str]) -> tuple[str, Counter]:
@@ -372,4 +372,4 @@ def _new_dictionary(counts: Counter, symbols: Iterable[str]) -> Dictionary:
     return dictionary
 
 
-read = read_segmenter  # its name until 0.1; gone with the next release
+read = read_segmenter  # the name that read_segmenter had until 0.1; it goes with the next release

@@ -23,9 +23,9 @@ class Chain:
 
     tokenizer.perl, which also escapes special characters, is always one of them.
 
-    normalise: whether normalize-punctuation.perl and remove-non-printing-char.perl process the line before it
+    normalise: whether normalize-punctuation.perl and remove-non-printing-char.perl process the line before that
     aggressive: whether tokenizer.perl has its flag -a, with which it splits words at hyphens
-    lowercase: whether lowercase.perl processes the line after it
+    lowercase: whether lowercase.perl processes the line after that
     """
 
     normalise: bool = False
@@ -74,7 +74,9 @@ def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
 
 
 def normaliser(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
-    """Return a function that normalises the punctuation of a line like sacremoses' normalize, but faster.
+    """Return a function that normalises the punctuation of a line as normalize-punctuation.perl does.
+
+    It applies the rules of sacremoses faster than sacremoses' own normalize, and to a line with its end.
 
     rules: (pattern, replacement) of sacremoses' MosesPunctNormalizer, in the order in which they are applied
     """
@@ -99,7 +101,8 @@ def normaliser(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
 def tokeniser(lang: str):
     """Return sacremoses' MosesTokenizer for a language, as "de", but a faster one.
 
-    sacremoses makes a set of all letters for each look-up, and has a list of abbreviations; here sets are made once.
+    sacremoses makes a set of all letters for each look-up, and looks abbreviations up in a list; here these sets are
+    made once.
     """
     from sacremoses import MosesTokenizer
 
@@ -130,7 +133,7 @@ def lowercase(line: str) -> str:
     Python's str.lower makes it ς at the end of a word of two or more letters.
     """
     if "Σ" in line:
-        return "".join(map(str.lower, line))  # each character alone, where it is at the end of no word
+        return "".join(map(str.lower, line))  # a character alone is not the end of a word
     return line.lower()
 
 

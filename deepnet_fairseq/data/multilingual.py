@@ -32,7 +32,8 @@ from .steps import Steps, read_json, remove
 from .survey import Survey, survey
 from .vocabulary import Vocabulary, sample, sampling_probabilities
 
-# Sentence pairs of a language pair in a shard, at least. One that has too few is in fewer shards, as fairseq allows.
+# Sentence pairs of a language pair in a shard, at least, by their number or its bound (PairText.bound). A language pair
+# with too few is in fewer shards, as fairseq allows.
 LEAST_IN_SHARD = 10_000
 # SentencePiece's --character_coverage. Of some 6,000 characters in 76 languages of Tatoeba it keeps those seen thrice.
 CHARACTER_COVERAGE = 0.9999
@@ -75,14 +76,17 @@ class PairText:
 
     @property
     def step(self) -> str:
-        """Name of the step that binarises it, "pair.de-en"; "pair.de-en.wmt" for the subset "wmt" of one way."""
+        """Name of the step that binarises the text, "pair.de-en"; "pair.de-en.wmt" for the subset "wmt" of one way."""
         if self.one_way:  # there may be a text for both directions too, with the same `name`
             return ".".join(["pair", self.name, *self.subsets])
         return f"pair.{self.name}"
 
 
 def split_pair(pair: str) -> tuple[str, str]:
-    """Return ("de", "en") for "de-en"; raise a UserError for a pair that fairseq's multilingual task would misread."""
+    """Return ("de", "en") for "de-en".
+
+    Raises a UserError for a text that is no pair, or a pair that fairseq's multilingual task would misread.
+    """
     langs = parse_pair("pair", pair)
     if pair.count("-") > 1:
         raise UserError(f"pair {pair}", "fairseq's multilingual task splits it at each hyphen; write _ within a code")
@@ -121,7 +125,7 @@ def cut_and_binarise(
     shards = len(prefixes)
 
     def encode(rows: list[tuple[int, tuple[str, str]]]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-        """Return for each shard [source, target], where each of the two is (numbers of pieces, lengths), as of _joined.
+        """Return for each shard [source, target], where each of the two is what _joined returns.
 
         rows: (number of the sentence pair, sentence pair), with consecutive numbers
         """
@@ -220,8 +224,8 @@ class Multilingual:
     def run(self, texts: Sequence[PairText], evaluated: Sequence[PairText] = ()) -> dict[str, dict[str, int]]:
         """Prepare all language pairs; return pair, as "de-en" -> subset -> number of its sentence pairs.
 
-        The steps of each pair have a Steps object of their own. In one object a step depends on those before it, and
-        adding a pair would make the steps of later ones run again.
+        Each step has a Steps object of its own. In one object a step would depend on those before it, and adding a pair
+        would make the steps of later ones run again.
 
         texts: of the pairs to train on
         evaluated: further texts, without training text, in languages of `texts`
@@ -253,7 +257,8 @@ class Multilingual:
         """Copy or train DEST/spm.model, unless that is done; return its vocabulary.
 
         A model is not trained anew when language pairs are added later. So only the pairs that it was trained on, which
-        the record of the step names, are among the settings of the step.
+        the record of the step names, are among the settings of the step. If it has to be trained again, because it is
+        lost or `vocab` is another one, it is trained on these pairs too.
 
         texts: of the pairs to train on
         train_sizes: pair -> number of its training pairs; {} if `spm` is given
@@ -262,10 +267,10 @@ class Multilingual:
         """
         path = self.dest / "spm.model"
         record = read_json(self.dest / "steps" / "vocabulary.json")  # {} if no model has been made yet
-        trained_on = record.get("result", {}).get("pairs")
+        trained_on = record.get("result", {}).get("pairs")  # None also for a model that --spm gave
         if trained_on is not None:
             texts = [text for text in texts if text.name in trained_on]
-        if not self.spm:  # the size of the sample depends on those of its texts
+        if not self.spm:  # the sample is drawn from these texts, and its size depends on theirs
             train_sizes = {text.name: train_sizes[text.name] for text in texts}
 
         def copy() -> dict:

@@ -1,7 +1,7 @@
 """Prepare any parallel text: joint BPE by SentencePiece, then fairseq's binarised data.
 
-The text is read as a stream three times: to check it and count (the survey), to draw the sample from which the
-SentencePiece model is learnt, and to cut it into pieces. Memory does not grow with it.
+The text is read as a stream, anew for each purpose: to check it and count (the survey), to draw the sample from which
+the SentencePiece model is learnt, and to cut it into pieces. Memory does not grow with it.
 
 A split is "train", "valid" or "test"; a subset is one text of a split, by fairseq's name: "valid", "valid1", ... Named
 pipes can be read only once, so they are copied to temporary files first.
@@ -61,7 +61,7 @@ class ParallelText:
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Return an iterator of the sentence pairs; it raises a UserError for a text that cannot be used.
 
-        That is for bad UTF-8, unequal numbers of lines, and, unless they are dropped, empty lines.
+        Such a text has bad UTF-8, unequal numbers of lines, or empty lines that are not dropped.
         """
         return read_pairs(self.source, self.target, self.empty, one_line)
 
@@ -153,7 +153,7 @@ def prepare_text(
 
 
 def _is_free(dest: Path) -> bool:
-    """Return whether a new folder can be called `dest`: nothing has this name, or an empty folder."""
+    """Return whether a new folder can be called `dest`: only an empty folder may have this name."""
     if dest.is_dir():
         return not any(dest.iterdir())
     return not dest.exists()
@@ -206,7 +206,7 @@ def survey_texts(
             raise UserError(text.source, "no sentence in it")
         print(f"| {subset}: {counted(surveys[subset].rows, 'sentence pair')}")
 
-    # of all texts together: é may be one character in one of them, and two in another
+    # The counts are those of all texts together: é may be one character in one of them, and two in another.
     letters = Letters(langs)
     for found in surveys.values():
         letters.merge(found.letters)
@@ -267,7 +267,7 @@ def write_in_pieces(
     folder: Path,
     workers: int,
 ) -> Counter:
-    """Write texts in pieces, and validation and test sets as they are too; return piece -> its count in "train".
+    """Write texts in pieces, and validation and test sets uncut too; return piece -> its count in "train".
 
     The files are text/SUBSET.LANG and raw/SUBSET.LANG in `folder`.
 
@@ -277,7 +277,7 @@ def write_in_pieces(
     surveys: subset -> survey of the text
     workers: number of processes
 
-    Raises a UserError for a text that has changed since its survey.
+    Raises a UserError for a text whose number of pairs has changed since its survey.
     """
     cutter = Cutter(model)
     training_counts = Counts(len(cutter.pieces))

@@ -39,8 +39,8 @@ class Steps:
         """Run a step, unless its record shows that it is done; return its result.
 
         It is done if its inputs (name, settings and steps before it) and its outputs (sizes and times of files) are
-        those in the record. Then it is skipped, and its result is read from the record. When a step runs, all later
-        ones run again too, because their inputs include its outputs.
+        those in the record. Then it is skipped, and its result is read from the record. When a step runs with other
+        inputs, or writes its outputs anew, all later ones run again too, because their inputs include both.
 
         name: of the step, in the name of its record and on the terminal
         outputs: files, or folders with their content, that make() writes; each must appear whole, or not at all
@@ -123,7 +123,7 @@ def remove(path: Path) -> None:
     unfinished = path.parent.glob(f"{escape(path.name)}.*.part") if path.parent.is_dir() else ()
     for leftover in (path, *unfinished):
         if leftover.is_dir() and not leftover.is_symlink():
-            # Renamed first: a program that has outlived its parent may still write into the folder by its name.
+            # It is renamed first: a program that has outlived its parent may still write into the folder by its name.
             moved = leftover.with_name(f"{leftover.name}.{os.getpid()}.part")
             leftover.rename(moved)
             shutil.rmtree(moved)

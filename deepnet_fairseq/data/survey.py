@@ -26,7 +26,7 @@ class Survey:
     names: of the columns, for warnings
     rows: number of rows
     size: bytes of all lines of all columns in UTF-8, each with its line end
-    characters: set of all characters that occur
+    characters: set of all characters that occur, the line end among them
     letters: for each column, numbers of lines with composed letters (é is one character) and with decomposed ones
     """
 

@@ -7,8 +7,8 @@ text_form.json; for data without that file, the form is told from the pieces in 
 where that loses nothing.
 
 A letter with an accent is composed if it is one character, and decomposed if it is a letter and a mark. Letters apart
-(lines.APART) are letters of Indic scripts and Hebrew that Unicode decomposes even in NFC; a text may have them as one
-character all the same.
+(lines.APART) are letters of Indic scripts, Tibetan and Hebrew that Unicode decomposes even in NFC; a text may have them
+as one character all the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MEND = "prepare the data again, or remove the file: then the dictionary tells th
 STRAY = 0.01  # a text counts as written in one form if at most this share of its lines (or pieces) is in another one
 
 _TO_APART = str.maketrans(APART)  # table for str.translate: letter apart, as one character -> as several
-_MARKS_APART = frozenset(mark for letters in APART.values() for mark in letters[1:])  # marks of decomposed ones
+_MARKS_APART = frozenset(mark for letters in APART.values() for mark in letters[1:])  # their marks
 
 # Characters that keyboards, word processors and PDF files put in the place of another -> replacements, of which the
 # first that the training text has is taken. Most are those of Moses' normalize-punctuation.perl.
@@ -62,7 +62,7 @@ LIGATURES = range(0xFB00, 0xFB18)  # ﬁ and its like, of PDF files
 class Form:
     """The form of a training text in one language, to which other lines are brought.
 
-    unicode: "NFC" or "NFD" if the text is written in it, "" if it has both
+    unicode: "NFC" or "NFD" if the text is written in it, "" if it has both or that is not known
     replace: character that the text never has -> what it has in its place
     join: letter apart, as several characters -> as one, for those that the text has as one
     """
@@ -176,7 +176,8 @@ def _is_composed(text: str) -> bool:
 def _second_parts() -> frozenset[str]:
     """Return what follows the first character of decomposed letters: accents, Korean vowels and final consonants."""
     found = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}  # Korean
-    for code in range(0xC0, 0x3100):  # from À to the kana; rare scripts beyond U+FFFF are left out
+    # From À to the kana. Rare scripts beyond U+FFFF are left out, and Hebrew, whose letters are decomposed in NFC too.
+    for code in range(0xC0, 0x3100):
         decomposed = normalize("NFD", chr(code))
         found.update(decomposed[1:])
     return frozenset(found)
@@ -191,7 +192,7 @@ def _replacements() -> dict[str, tuple[str, ...]]:
     one. Ligatures are replaced by their letters.
     """
     found = dict(TYPED)
-    for code in range(0xA0, 0x10000):
+    for code in range(0xA0, 0x10000):  # without ASCII, control characters, and rare scripts beyond U+FFFF
         char = chr(code)
         plain = normalize("NFKC", char)
         tag_and_codes = decomposition(char)  # as "<wide> 0041"
@@ -311,9 +312,9 @@ FILLER = re.compile(r"madeupword\d{4}|<0x[0-9A-F]{2}>")  # fairseq's padding of 
 
 
 def text_pieces(symbols: Iterable[str], other_than: Iterable[str] = ()) -> list[str]:
-    """Return the symbols of a dictionary that are pieces of text, neither special symbols nor padding.
+    """Return the symbols of a dictionary that are pieces of text, not special symbols, padding or single bytes.
 
     other_than: further symbols that are left out, such as tags of languages
     """
-    special = {"<s>", "<pad>", "<blank>", "</s>", "<unk>", *other_than}
+    special = {"<s>", "<pad>", "<blank>", "</s>", "<unk>", *other_than}  # "<blank>" is CTranslate2's name of <pad>
     return [symbol for symbol in symbols if symbol not in special and not FILLER.fullmatch(symbol)]

@@ -3,8 +3,8 @@
 qaa puts the finite verb second in main clauses and last in subordinate ones, splits separable verbs, marks three
 genders, three cases and number on determiner and adjective, glues compounds and says three-and-twenty. qab is
 subject-verb-object, has no case but two noun classes, puts adjectives after nouns and tens before units. Names are
-invented anew for each sentence and spelled by qab's rules, so the vocabulary is open. Sentences of it, split without
-overlap, are the embedded corpus.
+invented anew for each sentence and spelled by qab's rules, so the vocabulary is open. Sentence pairs of both, split
+without overlap, are the embedded corpus.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def make_corpus(sizes: dict[str, int], seed: int = 1, nouns: int = 120, verbs: i
 
     Raises a UserError for fewer than 1 pair, 1 noun or 10 verbs, and for more than MOST nouns or verbs.
     """
+    # 10 verbs: of very few, all might take two objects, and a relative clause needs a verb with fewer
     if min(sizes.values()) < 1 or not 1 <= nouns <= MOST or not 10 <= verbs <= MOST:
         raise UserError(
             "the generated corpus", f"needs at least 1 sentence a split, 1 to {MOST:,} nouns and 10 to {MOST:,} verbs"

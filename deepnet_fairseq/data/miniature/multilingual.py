@@ -58,6 +58,7 @@ def opus(corpus: str, pair: str) -> bytes:
     corpus: as in SIZES
     pair: in the corpus' own codes of languages, as "de-en"
     """
+    # corpus' code -> ours, where they differ; CCMatrix has our codes
     our_codes = {theirs: ours for ours, theirs in OTHER_CODES.get(corpus, {}).items()}
     codes = pair.split("-")
     langs = tuple(our_codes.get(code, code) for code in codes)
@@ -93,6 +94,7 @@ def _dropped_rows(langs: tuple[str, str], rows: list[tuple[str, str]]) -> list[t
     rows: those of _kept_rows, of which they are made
     """
     source, target = rows[0]
+    # a hundred sentences together have more characters than m2m102.LONGEST
     menu = (" ".join(row[0] for row in rows[:100]), " ".join(row[1] for row in rows[:100]))
     dropped = [("", target), (source, ""), (source, source), menu, (source, target)]
     if set(langs) <= FLORES.keys():  # Flores-101 has both languages

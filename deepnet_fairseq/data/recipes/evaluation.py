@@ -179,7 +179,7 @@ class Evaluation:
             empty = "drop" if name == "ted" else "keep"
             read = partial(read_pairs, *paths, empty=empty, clean=one_line)
 
-            if name == "ted" and paths[0].exists():
+            if name == "ted" and paths[0].exists():  # before `fetch` there is no file to read
                 first_pair = next(read(), None)
                 if first_pair is None:  # no talk exists in both languages
                     continue

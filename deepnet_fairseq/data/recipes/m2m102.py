@@ -45,12 +45,12 @@ def archives_of(pair: str) -> dict[str, tuple[RemoteFile, list[str]]]:
 
     pair: of languages, as "de-en"
 
-    OPUS publishes no checksums, so the archives have none; fetch_all records those of the first download. OPUS-100
-    ("OPUS (Zhang et al., 2020)" in the paper) is returned only for the pairs with English that it has.
+    OPUS publishes no checksums, so fetch_all records those of the first download. OPUS-100 ("OPUS (Zhang et al., 2020)"
+    in the paper), whose archives have checksums, is returned only for the pairs with English that it has.
     """
     archives = {}
     for corpus, version in VERSIONS.items():
-        other_codes = OTHER_CODES.get(corpus, {})
+        other_codes = OTHER_CODES.get(corpus, {})  # CCMatrix has our codes
         codes = [other_codes.get(lang, lang) for lang in split_pair(pair)]
         name = "-".join(sorted(codes))  # OPUS names a pair by its codes in alphabetical order
         file = RemoteFile(f"{corpus}.{name}.zip", (f"{SITE}/OPUS-{corpus}/{version}/moses/{name}.txt.zip",))
@@ -73,7 +73,7 @@ class Archives:
 
     @cached_property
     def members(self) -> list[tuple[Path, list[str]]]:
-        """For each archive (its path, [path of the source text in it, path of the target text in it]).
+        """Return for each archive (its path, [path of the source text in it, path of the target text in it]).
 
         The first access downloads them. A corpus without this pair is left out; a UserError is raised if none has it.
         """

@@ -69,7 +69,7 @@ class MultilingualRecipe(Recipe):
         return versions("sentencepiece", "fairseq-fixed")
 
     def settings(self, options: Options) -> dict:
-        """Add "state": pair -> PairText.state, so that DEST is made anew when the text changes."""
+        """Add "state": pair -> PairText.state, so that build() runs the steps of DEST when the text changes."""
         states = {pair: self.text(options, pair).state for pair in self.pairs(options)}
         return super().settings(options) | {"state": states}
 
