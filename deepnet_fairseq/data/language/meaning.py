@@ -212,10 +212,10 @@ class Sentence:
 
 
 class Speaker:
-    """Source of random sentences, whose lengths are like those in talks: 15 words in the mean, and up to about 60.
+    """Source of random sentences, whose lengths are like those in talks.
 
-    The probabilities in its methods give these lengths. Each draw changes those after it, so their order, too, decides
-    which sentences a seed gives.
+    They have 15 words in the mean, and one in 1,000 has more than 60; the probabilities in the methods give this. Each
+    draw changes those after it, so their order, too, decides which sentences a seed gives.
     """
 
     def __init__(self, lexicon: Lexicon, random: Random):
