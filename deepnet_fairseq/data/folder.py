@@ -103,13 +103,14 @@ def binarised_size(text: int, pieces: int) -> int:
 
 
 def _remove_leftovers(dest: Path) -> None:
-    """Remove the folders that killed processes left beside `dest`, and say so; spare those that one still fills."""
+    """Remove the folders that killed processes left beside `dest`, and say so; spare those being filled."""
     dest = dest.resolve()
     if not dest.parent.is_dir():  # then nothing can be beside `dest`
         return
 
     for part in sorted(dest.parent.glob(f"{escape(dest.name)}.*.part")):
-        if not part.is_dir() or part.is_symlink():  # not made by new_folder
+        process = part.name.removeprefix(f"{dest.name}.").removesuffix(".part")
+        if not process.isdecimal() or not part.is_dir() or part.is_symlink():  # not made by new_folder
             continue
         lock = FileLock(part / LOCK)
         try:
@@ -137,7 +138,10 @@ def _parents_removed_on_error(dest: Path) -> Iterator[None]:
 
 @contextmanager
 def _exit_at_signals() -> Iterator[None]:
-    """Raise SystemExit in the context when a signal of ENDING comes, so that the contexts around it clear up."""
+    """Raise SystemExit in the context when a signal of ENDING comes, so that the contexts around it clear up.
+
+    A signal that the program handles itself keeps its handler. Outside the main thread nothing is changed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets only the main thread set handlers
         return

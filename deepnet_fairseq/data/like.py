@@ -11,7 +11,6 @@ a folder, or fairseq's list of folders, of which the first has the dictionaries.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 from collections import Counter
@@ -21,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_json_object, split_paths
+from ..files import parse_json, read_json_object, split_paths
 from ..wording import counted
 from . import digests
 from .lines import read_lines, write_lines
 from .vocabulary import FAIRSEQ_SPECIAL
 
 EXPORTED = "translation.json"  # file in a folder of `deepnet export` that tells how to prepare text for its model
-MODELS = ("spm.model", "sentencepiece.bpe.model")  # names of a SentencePiece model beside data, and in exports
+MODELS = ("spm.model", "sentencepiece.bpe.model")  # names of a SentencePiece model with data, and in exports
 CHECKPOINTS = ("checkpoint_last.pt", "checkpoint_best.pt")  # of a run's folder, the preferred one first
 SHOWN = 8  # unseen symbols that a warning names
 
@@ -171,7 +170,9 @@ def _task_of(content: Any) -> dict[str, Any]:
 
 
 def _of_data(where: str, data: str, langs: tuple[str, str]) -> KnownVocabulary:
-    """Return the vocabulary of binarised data; raise a UserError if there is no SentencePiece model beside them.
+    """Return the vocabulary of binarised data.
+
+    Raises a UserError if a dictionary is missing, or if no SentencePiece model is found that cut the data.
 
     where: beginning of messages, which names the data
     data: their folder, or fairseq's list of folders
@@ -194,7 +195,7 @@ def _dictionary_lines(where: str, data: str, lang: str) -> list[str]:
     """Return the lines of a language's dictionary.
 
     For a language that the data lack, these are the lines of the dictionary that all their languages share; a UserError
-    is raised if they have different ones.
+    is raised if they have different ones, or none.
 
     where: beginning of messages, which names the data
     data: their folder, or fairseq's list of folders
@@ -217,7 +218,7 @@ def _of_export(folder: Path, langs: tuple[str, str]) -> KnownVocabulary:
 
     langs: source and target
 
-    Raises a UserError if the model's text is not cut by SentencePiece, or if a vocabulary is missing.
+    Raises a UserError if the model's text is not cut by SentencePiece, or if a vocabulary is missing or broken.
     """
     where = f"--like {folder}"
     described = read_json_object(folder / EXPORTED, "export the model again with `deepnet export`")
@@ -233,7 +234,10 @@ def _of_export(folder: Path, langs: tuple[str, str]) -> KnownVocabulary:
         if file is None:
             raise UserError(where, f"holds none of {', '.join(names)}; export the model again")
         # a list of symbols or a dict, symbol -> number; both have the symbols in the order of their numbers
-        symbols = list(json.loads(file.read_text(encoding="utf-8")))
+        try:
+            symbols = list(parse_json(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise UserError(where, f"its {file.name} is broken ({error}); export the model again") from error
         not_special = symbols[len(FAIRSEQ_SPECIAL) :]  # dict.LANG.txt lacks fairseq's special symbols, which are first
         dictionaries[lang] = [f"{symbol} 1" for symbol in not_special if symbol not in tags]  # any count will do
     return KnownVocabulary(pieces, dictionaries)

@@ -443,6 +443,18 @@ def text_with_merges_and_dictionary(tokenised_text):
     return tokenised_text
 
 
+def test_a_plan_for_tokenised_text_names_its_files_and_no_number_of_the_corpus(text_with_merges_and_dictionary):
+    """The recipe of IWSLT-14 expects 160,239 training pairs, holds out one in 23, and learns 10,000 merges."""
+    options = options_for(text_with_merges_and_dictionary, text_with_merges_and_dictionary / "d", vocab=None)
+
+    plan = IWSLT.plan(options)
+
+    assert str(text_with_merges_and_dictionary / "codes") in plan
+    for number in ("160,239", " 23 ", "10,000"):
+        assert number not in plan
+        assert number in IWSLT.plan(replace(options, text=None))
+
+
 def test_a_given_dictionary_is_used_for_all_text(text_with_merges_and_dictionary, tmp_path):
     IWSLT.build(options_for(text_with_merges_and_dictionary, tmp_path / "d", vocab=None))  # there are merges already
 

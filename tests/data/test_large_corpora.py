@@ -492,6 +492,18 @@ def test_what_a_killed_run_left_is_removed_by_the_next(text_prefixes, prepared_f
     assert files_in(dest) == files_in(prepared_folder)
 
 
+def test_a_folder_that_is_only_called_like_a_leftover_stays(tmp_path):
+    """A leftover of a killed run is called NAME.PROCESS.part, with the number of the process."""
+    notes = tmp_path / "bin.old.part" / "notes"
+    notes.parent.mkdir()
+    notes.write_text("of the user")
+
+    with folder.new_folder(tmp_path / "bin"):
+        pass
+
+    assert files_in(notes.parent) == {"notes": b"of the user"}
+
+
 def test_two_runs_at_work_on_one_folder_leave_each_other_alone(tmp_path, capfd):
     """Each fills a temporary folder, and the name belongs to the run that ends first.
 

@@ -157,6 +157,18 @@ def test_tags_of_languages_in_an_export_are_left_out(tmp_path):
     assert known.dictionaries == {"de": ["a 1", "b 1"], "en": ["a 1", "b 1"]}
 
 
+@pytest.mark.parametrize("content", ['["<s>", "<bla', "3"], ids=["cut off", "a number"])
+def test_an_export_with_a_broken_vocabulary_is_refused(content, tmp_path):
+    (tmp_path / "spm.model").write_bytes(b"pieces")
+    (tmp_path / "translation.json").write_text('{"pieces": "sentencepiece"}')
+    (tmp_path / "shared_vocabulary.json").write_text(content)
+
+    with refused(f"--like {tmp_path}") as caught:
+        find_vocabulary(tmp_path, LANGS)
+
+    assert "shared_vocabulary.json" in caught.value.way_out
+
+
 def change_dictionary(path, change):
     """Change the lines of a dictionary's file by a function."""
     lines = change(list(read_lines(path)))

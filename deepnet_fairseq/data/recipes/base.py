@@ -79,7 +79,7 @@ class Recipe(ABC):
     space: bytes on disk that downloads and all steps need together
     takes: names of the fields in FLAGS that this recipe uses; it refuses the others
     expected: number of sentence pairs, or of distinct pieces, that the corpus is known to have, by what is counted, as
-        "train" or "types de"; check_count compares with it
+        "train" or "types de". The plan shows it, and recipes that call check_count compare with it.
     vocab, miniature_vocab: number of BPE merges or SentencePiece pieces, of the corpus and of its miniature
     """
 
@@ -134,8 +134,8 @@ class Recipe(ABC):
     def settings(self, options: Options) -> dict:
         """Return the settings that the result depends on: the fields in FLAGS, and "tools", what tools() returns.
 
-        build() compares them with those in recipe.json, and makes DEST anew if they differ. So the values have types
-        that JSON keeps: a path is given as text, a tuple as a list.
+        build() compares them with those in recipe.json, and runs the steps of DEST if they differ. So the values have
+        types that JSON keeps: a path is given as text, a tuple as a list.
         """
         chosen = {}
         for field in sorted(FLAGS):
@@ -185,7 +185,7 @@ class Recipe(ABC):
     def _check_space(self, options: Options) -> None:
         """Print how much disk space is still needed; raise a UserError if the disk of DEST has less.
 
-        Files that an earlier call has left in DEST and in the folder of downloads are counted as needed no more.
+        The bytes of the files that are in DEST and in the folder of downloads already are taken off.
         """
         present = set()  # a set, because the folder of downloads is usually in DEST, whose files include its files then
         for folder in {options.dest.resolve(), options.downloads.resolve()}:
@@ -235,15 +235,12 @@ class Recipe(ABC):
     def check_count(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
         """Print a count beside the expected one; raise a UserError if they are more than 1% apart.
 
-        Smaller differences get a warning: sacremoses splits a few lines otherwise than Moses' Perl script. Nothing is
-        expected of a miniature, or of the user's own text (--from).
+        Smaller differences get a warning: sacremoses splits a few lines otherwise than Moses' Perl script.
 
         what: what is counted, a key of `expected` if a number is known for it
         unit: the things counted, in the plural, for the message
         """
-        known = None
-        if not options.miniature and not options.text:
-            known = self.expected.get(what)
+        known = self._expected_of(options).get(what)
         line = f"| {what}: {count:,} {unit}"
         if known is None:
             print(line)
@@ -257,6 +254,10 @@ class Recipe(ABC):
                 f"{count:,} {unit}, but {known:,} are expected; remove the downloads in {options.downloads} "
                 "and start again, or take --miniature if these are a miniature's",
             )
+
+    def _expected_of(self, options: Options) -> dict[str, int]:
+        """Return `expected`; {} for a miniature and for the user's own text (--from), of which nothing is expected."""
+        return {} if options.miniature or options.text else self.expected
 
     def plan(self, options: Options) -> str:
         """Return a text of several lines that tells what build() would download and do; do nothing of it."""
@@ -278,9 +279,10 @@ class Recipe(ABC):
         lines.append("tools:")
         lines += [f"  {tool} {tool_version}" for tool, tool_version in self.tools(options).items()]
 
-        if self.expected:
+        expected = self._expected_of(options)
+        if expected:
             lines.append("expected:")
-            lines += [f"  {what}: {count:,}" for what, count in self.expected.items()]
+            lines += [f"  {what}: {count:,}" for what, count in expected.items()]
         return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from ..moses import Chain, Limits
 from ..steps import Steps, remove
 from .base import Options, Recipe, versions
 
-# In the files of WIT3 (IWSLT) and WMT
+# Tags in the files of WIT3 (IWSLT) and WMT
 HEADERS = ("<url>", "<talkid>", "<keywords>")  # each is in a line about the talk, which is no text to train on
 TITLES = re.compile("</?(?:title|description)>")  # tags around the title and the description, which are such text
 SEGMENT = "<seg id"  # in each line with a sentence of a test set
@@ -104,18 +104,33 @@ class BilingualRecipe(Recipe):
         return super().settings(options) | {"given": tokenised.state() if tokenised else None}
 
     def outline(self, options: Options) -> str:
-        """Return one line for the plan: scripts of Moses, validation set, number of BPE merges, limits of cleaning."""
-        steps = [str(self.chain)]
-        if self.valid_every:
-            steps.append(f"one training pair in {self.valid_every} for validation")
-        steps.append(f"{self.vocabulary_size(options):,} BPE merges on both languages together")
-        steps.append(f"pairs of {self.word_limits or self.subword_limits}")
+        """Return one line for the plan: scripts of Moses, validation set, number of BPE merges, limits of cleaning.
+
+        For text of --from it names the folder in the place of the first two, and the file of BPE merges if that exists.
+        """
+        tokenised = self.tokenised(options)
+        if tokenised is not None:
+            steps = [f"tokenised text of {options.text}"]
+        else:
+            steps = [str(self.chain)]
+            if self.valid_every:
+                steps.append(f"one training pair in {self.valid_every} for validation")
+
+        if tokenised is not None and tokenised.codes:
+            steps.append(f"BPE merges of {tokenised.codes}")
+        else:
+            steps.append(f"{self.vocabulary_size(options):,} BPE merges on both languages together")
+
+        if self.word_limits:
+            steps.append(f"pairs of {self.word_limits}")
+        if self.subword_limits:
+            steps.append(f"pairs of {self.subword_limits}, where words are BPE pieces")
         return "; ".join(steps)
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         """Run all steps; return the entries of recipe.json, as Recipe.make describes them.
 
-        "subsets" is added: subset, by fairseq's name -> the name that it has in the folder of --from.
+        "subsets" is added: subset, by fairseq's name -> the name that it has in the folder of --from, {} without it.
         """
         work = Bilingual(steps, options.dest, self.langs, options.workers)
         tokenised = self.tokenised(options)
@@ -190,7 +205,9 @@ class BilingualRecipe(Recipe):
         return texts
 
     def _binarise(self, options: Options, work: Bilingual, texts: Texts, tokenised: Tokenised | None) -> dict:
-        """Segment the texts by BPE, clean them by pieces, and binarise them; print and check all counts.
+        """Segment the texts by BPE, clean them by pieces, and binarise them; print and check their counts.
+
+        With another vocabulary than the recipe's (--vocab) those that depend on it are neither printed nor checked.
 
         tokenised: the text of --from, which may bring its own BPE merges (codes) and dictionary; None without --from
 
@@ -215,7 +232,7 @@ class BilingualRecipe(Recipe):
             texts = texts | cleaned
         summary = work.binarise_texts(texts, codes, dictionary=tokenised.dictionary if tokenised else None)
 
-        # sentence pairs; with another vocabulary than the recipe's, subword_limits keep other pairs than expected
+        # numbers of sentence pairs: with another vocabulary than the recipe's, subword_limits keep others than expected
         source = self.langs[0]
         counts: dict = {subset: by_lang[source]["sentences"] for subset, by_lang in summary["text"].items()}
         cleaned_otherwise = self.subword_limits and options.vocab
@@ -223,7 +240,7 @@ class BilingualRecipe(Recipe):
             if subset == "test" or not cleaned_otherwise:
                 self.check_count(options, subset, count)
 
-        # distinct pieces, of which a number is expected for the recipe's own vocabulary only
+        # numbers of distinct pieces: one is expected for the recipe's own vocabulary only
         distinct_pieces["joined"] = summary["words"]
         for lang, number in distinct_pieces.items():
             if options.vocab is None:
@@ -250,7 +267,7 @@ def training_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def segments_to_tokenise(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the sentences of a test set as fairseq's scripts tokenise them: ’ is replaced by '.
+    """Yield the sentences of a test set as fairseq's scripts give them to the tokeniser: ’ is replaced by '.
 
     lines: of the file in XML or SGML
     """
@@ -260,7 +277,7 @@ def segments_to_tokenise(lines: Iterable[str]) -> Iterator[str]:
 
 
 def published_segments(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the sentences of a test set as published, for references; only white space becomes single blanks.
+    """Yield the sentences of a test set as published, for references, but with single blanks for all white space.
 
     Entities such as &amp; stay, as in sacreBLEU's copies of the test sets.
 
