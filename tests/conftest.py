@@ -70,7 +70,7 @@ def pytest_configure(config) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def every_user_error_is_one_line_with_a_subject():
-    """Watch every UserError that is made in this process, and fail at the end if one was not so."""
+    """Watch every UserError made in this process, and fail at the end if one had several lines or no subject."""
     wrong = []
     original = UserError.__init__
 
@@ -156,4 +156,4 @@ def group(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield torch.distributed.group.WORLD
     torch.distributed.destroy_process_group()
-    _clear_sharding_prop_cache()  # it would keep the group alive, whose destruction hangs in a fork of this process
+    _clear_sharding_prop_cache()  # the cache would keep the group alive, whose destruction hangs in a fork

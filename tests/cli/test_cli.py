@@ -76,7 +76,7 @@ def test_help_lists_every_command_in_a_group(capsys):
 
 @pytest.mark.parametrize("name", MOVED)
 def test_a_former_name_of_a_command_is_refused_with_the_new_one(name):
-    """Whatever flags follow it."""
+    """Flags behind the former name change nothing."""
     assert_refused(f"`deepnet {MOVED[name]}`", name, "18", "--method", "deepnorm")
 
 
@@ -178,7 +178,7 @@ def test_compare_needs_data():
 
 
 def test_report_takes_a_folder_behind_figures_for_that_of_the_runs(tmp_path):
-    """--figures may have a value; here it has none. The folder has no runs, and is named for that."""
+    """--figures may have a value, and has none here. The refusal names the folder because it has no runs."""
     assert_refused(tmp_path, "report", "--figures", tmp_path)
 
 
@@ -213,12 +213,12 @@ def test_the_card_of_a_decoder_alone_has_no_coefficients_of_an_encoder(capsys):
 
 
 def test_the_card_of_deepnorm_says_that_it_exports_as_a_plain_transformer(capsys):
-    """Weights take over alpha; beta is in the initialisation alone."""
+    """The exported weights take over alpha. Beta is in the initialisation alone."""
     assert printed_card(capsys, "deepnorm")["export"].startswith("plain ")
 
 
 def test_the_card_of_sub_ln_says_why_it_does_not_export_as_a_plain_transformer(capsys):
-    """It has a LayerNorm in front of the last matrix of a branch."""
+    """Sub-LN has a LayerNorm in front of the last matrix of a branch."""
     export = printed_card(capsys, "sub_ln")["export"]
 
     assert export.startswith("no plain ")
@@ -241,7 +241,7 @@ def test_the_card_shows_the_method_s_equation(name, capsys):
 
 
 def test_the_card_counts_parameters_with_the_options_that_are_given(capsys):
-    """A LayerNorm on the embedding of both stacks, of width 512, has 512 weights and 512 biases."""
+    """The option adds a LayerNorm on the embedding of each stack: 512 weights and 512 biases at width 512."""
     without = printed_card(capsys, "dlcl")["parameters"]
 
     with_option = printed_card(capsys, "dlcl", "--option", "normalize_embedding=true")["parameters"]

@@ -209,7 +209,7 @@ def test_a_training_without_an_architecture_is_refused_before_it_makes_a_folder(
 
 
 def test_a_training_without_an_optimizer_asks_for_one(data):
-    """fairseq has no default for it, and would end in a traceback."""
+    """fairseq has no default optimiser, and would end in a traceback."""
     words = [word for word in TRAIN_FLAGS if word not in ("--optimizer", "adam")]
     trainer = build_trainer(parse_training_flags([str(data), *words, *ARCH]))
 

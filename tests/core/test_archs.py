@@ -1,7 +1,8 @@
-"""Tests of architecture names: the documented list, their sizes, one config by every route, DeepNorm's constants.
+"""Tests of architecture names: their list, their sizes, one config by every route, DeepNorm's constants.
 
-A name is KIND[_WIDTH][_DEPTH]; `namespace(name)` is the config of a model, with the fields of fairseq's flags. Kinds
-are deepnet_transformer (a translator), deepnet_lm (a causal language model) and deepnet_masked_lm.
+A name is KIND[_WIDTH][_DEPTH], or one of NormFormer's, such as normformer_lm_125m. `namespace(name)` is the
+config of a model, with the fields of fairseq's flags. Kinds are deepnet_transformer (a translator), deepnet_lm (a
+causal language model) and deepnet_masked_lm.
 """
 
 import argparse
@@ -180,7 +181,7 @@ def test_the_methods_command_reports_initial_weights(capsys):
     ],
 )
 def test_deepnorm_has_its_published_constants(depths, encoder, decoder):
-    """In the encoder 0.81 (N^4 M)^(1/16) and 0.87 (N^4 M)^(-1/16), in the decoder (3M)^(1/4) and (12M)^(-1/4)."""
+    """The encoder has 0.81 (N^4 M)^(1/16) and 0.87 (N^4 M)^(-1/16), the decoder (3M)^(1/4) and (12M)^(-1/4)."""
     method = DeepNorm(*depths)
 
     assert tuple(method.coefficients("encoder").values()) == pytest.approx(encoder, abs=6e-7)

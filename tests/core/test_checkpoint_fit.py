@@ -113,7 +113,7 @@ def model_of_method(name):
 
 @pytest.mark.parametrize("saved", sorted(METHODS))
 def test_a_checkpoint_loads_only_into_methods_of_the_same_function(saved):
-    """The model of another method refuses it, or has the same scores, as Post-LN has that of DS-Init."""
+    """Another method's model refuses the checkpoint, or has its scores, as Post-LN has with a checkpoint of DS-Init."""
     tokens = single_stacks.batch()
     source = single_stacks.noisy_model(LM, 4, method=saved)
     expected = single_stacks.scores(source, tokens)
@@ -170,7 +170,7 @@ def shallow_model(method):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_an_encoder_is_refused_only_if_its_constants_differ(method):
-    """It is refused by the first of them; of the package's methods that is DeepNorm's alpha."""
+    """The refusal names the first constant that differs, as DeepNorm's alpha."""
     source = deep_model(method)
     model = shallow_model(method)
     own = constants_of(model)
@@ -204,7 +204,7 @@ def overwrite_constants(model, state):
 )
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_model_keeps_its_own_constants_whatever_is_loaded(method, load):
-    """Loaded is the encoder of a deeper model."""
+    """The encoder of a deeper model is loaded, or numbers are written into the state dict."""
     source = deep_model(method)
     model = shallow_model(method)
     own = constants_of(model)
@@ -216,7 +216,7 @@ def test_a_model_keeps_its_own_constants_whatever_is_loaded(method, load):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_model_with_the_encoder_of_a_deeper_one_is_saved_and_loaded(method):
-    """It takes over the encoder's weights without its constants, and computes the same bits after it is loaded."""
+    """The model has the deeper encoder's weights and its own constants. A model that loads it has the same scores."""
     source = deep_model(method)
     model = shallow_model(method)
     model.load_state_dict(encoder_entries(source.state_dict()), strict=False)
@@ -305,7 +305,7 @@ def test_a_model_that_took_over_a_part_is_saved_for_fairseq_generate(checkpoints
 
 
 def test_fairseq_generates_loader_names_the_file_and_the_constant(checkpoints, tmp_path):
-    """The file is the second of an ensemble."""
+    """The wrong file is the second of an ensemble."""
     wrong = str(tmp_path / "wrong.pt")
     state = torch.load(checkpoints.deep)
     state["model"]["encoder.alpha"].fill_(3.0)
@@ -328,7 +328,7 @@ def test_a_half_precision_checkpoint_with_rounded_constants_is_loaded():
 
 
 def test_overrides_that_prune_layers_are_refused(checkpoints):
-    """fairseq would silently ignore them for our configs; it can prune the model that `deepnet export` writes."""
+    """fairseq would silently ignore such overrides for our configs. An export by `deepnet export` can be pruned."""
     with refused("encoder_layers_to_keep") as caught:
         checkpoint_utils.load_checkpoint_to_cpu(str(checkpoints.shallow), {"encoder_layers_to_keep": "0,2"})
 

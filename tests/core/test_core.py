@@ -1,4 +1,4 @@
-"""Tests of the core without fairseq: torch alone builds, trains and decodes, with the results it has in fairseq.
+"""Tests of the core without fairseq: torch alone builds, trains and decodes, with the same results as in fairseq.
 
 `build` is the core's, `plugin_build` that of the fairseq plug-in, with which `small` and `noisy_model` build models of
 width 16; noise on the parameters makes the sentences that a model writes differ. Kinds of models are MODEL_NAME (a
@@ -71,7 +71,7 @@ def test_every_method_builds_trains_profiles_and_decodes_without_fairseq():
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_core_builds_the_models_that_the_plug_in_builds(kind, method):
-    """They have the same parameters, in the same order, and the same scores."""
+    """The models have the same parameters, in the same order, and the same scores."""
     by_plugin = noisy_model(kind, method=method)
 
     by_core = build(kind, VOCAB, **sizes(kind, 2), method=method).eval()
@@ -102,7 +102,7 @@ def test_a_mistyped_field_is_refused_with_the_one_meant(arch, field, meant, buil
 
 
 @pytest.mark.parametrize("builder", BUILDERS)
-@pytest.mark.parametrize("field", ["post_ln_scale", "zzz"])  # like an option of post_ln, which has none; unlike any
+@pytest.mark.parametrize("field", ["post_ln_scale", "zzz"])  # as an option of post_ln, which has none; like no field
 def test_a_field_that_does_not_exist_is_refused_with_the_architecture(field, builder):
     with refused() as caught:
         builder(MODEL_NAME, VOCAB, **{field: 2})
@@ -282,7 +282,7 @@ def test_a_later_step_of_several_tokens_is_refused(prompt):
         model(prompt[:, :4], incremental_state=state)
 
 
-PROMPT_LENGTHS = (4, 1, 7, 0, 4, 2)  # two equal ones, and an empty one
+PROMPT_LENGTHS = (4, 1, 7, 0, 4, 2)  # two equal lengths, and an empty prompt
 PADDED_LENGTH = 9
 
 
@@ -304,7 +304,7 @@ def padded_prompts(prompts, padded_on):
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("fields", [{"method": "deepnorm"}, {"method": "pre_ln", "decoder_learned_pos": True}])
 def test_prompts_of_unequal_length_continue_as_each_alone(fields, beams, padded_on):
-    """Prompts come in any order, some twice, one empty. Scores differ by rounding, as batch sizes do."""
+    """Prompts come in any order, the empty one twice. Scores differ by rounding, because batch sizes differ."""
     model = noisy_model(LM, **fields)
     words = batch(len(PROMPT_LENGTHS), PADDED_LENGTH, seed=3)
     prompts = [row[:length] for row, length in zip(words, PROMPT_LENGTHS, strict=True)]

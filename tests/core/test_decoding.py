@@ -185,7 +185,7 @@ ORDERS = {  # rows that continue after each step; of five sentences with two bea
 
 @pytest.mark.parametrize("orders", ORDERS.values(), ids=ORDERS)
 def test_a_cached_step_equals_a_whole_pass_whatever_the_order_of_rows(orders):
-    """Scores and alignments are equal; so they are after the last order, and when the cache has grown."""
+    """Scores and alignments are equal after each order, and when the cache has grown."""
     model = small(2)
     model.decoder.make_generation_fast_(need_attn=True)
     decoding = Decoding(model, lengths=(5, 9, 3, 6, 4), beams=2)
@@ -207,7 +207,7 @@ WITHOUT_THE_LAST = [0, 1, 2, 3, 4, 5]  # of the four sentences that are left
 
 
 def test_the_cache_keeps_the_entry_of_one_ended_sentence_of_five():
-    """Four fifths of the entries are in use, more than SHARE."""
+    """Four fifths of the entries are in use, more than SHARE of core/cache.py."""
     cache = cache_after(small(2), FIVE_SENTENCES, beams=2, orders=[WITHOUT_SENTENCE_1])
 
     assert cache.num_entries == 5
@@ -215,7 +215,7 @@ def test_the_cache_keeps_the_entry_of_one_ended_sentence_of_five():
 
 
 def test_the_cache_drops_the_entries_of_two_ended_sentences_of_five():
-    """Three fifths of the entries are in use, less than SHARE."""
+    """Three fifths of the entries are in use, less than SHARE of core/cache.py."""
     cache = cache_after(small(2), FIVE_SENTENCES, beams=2, orders=[WITHOUT_SENTENCE_1, WITHOUT_THE_LAST])
 
     assert cache.num_entries == 3
@@ -227,7 +227,7 @@ def test_the_cache_drops_the_entries_of_two_ended_sentences_of_five():
 
 
 def test_the_cache_keeps_a_common_prefix_once():
-    """Where all beams descend from one hypothesis, its prefix is there once, not once for each beam."""
+    """All beams descend from one hypothesis here. The cache holds their prefix once, not once for each beam."""
     beams = 4
     steps = 4 * STEPS
     all_continue_the_first = [0] * beams
@@ -242,7 +242,7 @@ def test_the_cache_keeps_a_common_prefix_once():
 
 @pytest.mark.parametrize("checkpoint_activations", [False, True])
 def test_gradients_through_the_cache_equal_those_of_a_whole_pass(checkpoint_activations):
-    """Training on decoded tokens, as by REINFORCE, needs them."""
+    """Training on decoded tokens, as by REINFORCE, needs such gradients."""
     model = small(3, attention_dropout=0.0, checkpoint_activations=checkpoint_activations).train()
     src = source_sentences(5, 9, 3)
     prev = random_words(3, 2 * STEPS, seed=1)
@@ -302,7 +302,7 @@ def test_an_order_that_separates_the_beams_of_a_sentence_is_refused(order):
 
 @pytest.mark.parametrize("need_attn", [True, False])
 def test_a_language_model_has_no_alignment(need_attn):
-    """It has no source; fairseq-generate asks for attention weights all the same."""
+    """A language model has no source. fairseq-generate asks for attention weights all the same."""
     model = noisy_model(LM)
     model.decoder.make_generation_fast_(need_attn=need_attn)
     tokens = text_batch()

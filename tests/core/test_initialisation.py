@@ -36,7 +36,7 @@ def largest_in_stds(weight):
 def test_deepnorms_profiles_have_the_std_beta_times_xaviers(profile):
     model = first_layers("deepnorm", profile)
 
-    beta = (12 * 6) ** -0.25  # of a decoder, DeepNet's Figure 2
+    beta = (12 * 6) ** -0.25  # DeepNorm's factor in a decoder, DeepNet's Figure 2
     xavier = math.sqrt(2 / (512 + 2048))
     assert model.decoder.layers[0].fc1.weight.std().item() == pytest.approx(beta * xavier, rel=0.01)
 
@@ -51,7 +51,7 @@ def test_biases_of_the_xavier_profiles_are_zero(method, profile):
 
 
 def test_deepnorm_draws_from_a_normal_distribution():
-    """The largest of a million numbers is near 5 standard deviations."""
+    """The largest of a million normal numbers is near 5 standard deviations."""
     model = first_layers("deepnorm", "xavier_normal")
 
     assert largest_in_stds(model.decoder.layers[0].fc1.weight) > 3.5
@@ -65,7 +65,7 @@ def test_deepnorms_variant_draws_from_a_uniform_distribution():
 
 
 def test_fairseqs_biases_are_drawn_but_for_attentions_output():
-    """Their bound is 1 / sqrt(inputs)."""
+    """The bound of drawn biases is 1 / sqrt(inputs of the matrix)."""
     bounds = {"q": 512**-0.5, "k": 512**-0.5, "v": 512**-0.5, "out": 0.0, "fc1": 512**-0.5, "fc2": 2048**-0.5}
 
     for weight in branch_weights(first_layers("post_ln", "fairseq_head")):
@@ -75,7 +75,7 @@ def test_fairseqs_biases_are_drawn_but_for_attentions_output():
 
 @pytest.mark.parametrize("decoder_width", [256, 384])  # the encoder's width and another one, for cross-attention
 def test_profile_fairseq_head_is_what_fairseq_draws(decoder_width):
-    """Every matrix of a branch has the std of the stock model's, whose sampling noise is below 3%."""
+    """Every matrix of a branch has the std of the stock model's matrix. The sampling noise is below 3%."""
     fields = {
         "encoder_embed_dim": 256,
         "decoder_embed_dim": decoder_width,

@@ -74,7 +74,7 @@ def nothing_visible():
 
 @every_half_precision
 def test_masks_have_autocasts_type(dtype, nothing_visible):
-    """That avoids a copy in each layer, and an overflow of float32's minimum to -inf."""
+    """A mask of this type avoids a copy in each layer, and an overflow of float32's minimum to -inf."""
     with torch.autocast("cpu", dtype):
         mask = additive_mask(nothing_visible, torch.float32)
 
@@ -94,7 +94,7 @@ def test_masks_are_float64_under_autocast_where_scores_are(dtype, nothing_visibl
 
 @every_half_precision
 def test_masks_on_the_device_meta_have_the_type_of_the_scores(dtype, nothing_visible):
-    """Autocast is not on for that device."""
+    """Autocast is on for the CPU here, and not for the device meta."""
     with torch.autocast("cpu", dtype):
         mask = additive_mask(nothing_visible.to("meta"), torch.float32)
 
@@ -102,7 +102,7 @@ def test_masks_on_the_device_meta_have_the_type_of_the_scores(dtype, nothing_vis
 
 
 def test_a_step_of_decoding_copies_nothing_to_the_device():
-    """It makes its mask on the device, with rows that need no copy."""
+    """A step makes its mask on the device, with rows that need no copy."""
     sentences = 3
     source_tokens = 5
     beams = 4
@@ -139,7 +139,7 @@ def with_a_number_beyond_half_precision(module):
 
 
 def test_a_learned_factor_costs_one_operation_in_half_precision(half_precision_input):
-    """It is applied exactly, and its gradient is summed in float32."""
+    """The factor is applied exactly, and its gradient is summed in float32."""
     x = half_precision_input
     multiply = with_a_number_beyond_half_precision(Multiply())
     (factor,) = multiply.parameters()
@@ -156,7 +156,7 @@ def test_a_learned_factor_costs_one_operation_in_half_precision(half_precision_i
 
 
 def test_a_learned_shift_costs_one_operation_in_half_precision(half_precision_input):
-    """A shift computes x - b. It is applied exactly, and its gradient is summed in float32."""
+    """A shift computes x - b. The number b is applied exactly, and its gradient is summed in float32."""
     x = half_precision_input
     shift = with_a_number_beyond_half_precision(Shift())
     (b,) = shift.parameters()

@@ -51,7 +51,7 @@ def assert_reported(model, vectors: dict):
 
 @pytest.mark.parametrize("kind", LANGUAGE_MODELS)
 def test_normformers_four_additions_are_reported_in_every_layer(kind):
-    """They are factors on heads, LayerNorms behind attention and in the FFN, and factors on the shortcut.
+    """The additions are factors on heads, LayerNorms behind attention and in the FFN, and factors on the shortcut.
 
     Biases and Pre-LN's own LayerNorms are not reported.
     """
@@ -77,7 +77,7 @@ def dlcl_with_weights(rows):
 
 
 def test_dlcls_weights_are_reported_by_row_without_the_upper_triangle():
-    """So are the LayerNorms of outputs 1 and 2."""
+    """The gains of the LayerNorms of outputs 1 and 2 are reported, too."""
     model = dlcl_with_weights([[2.0, 0, 0], [-3, 5, 0], [7, 1, 4]])
     norms = model.decoder.mixer.norms
 
@@ -101,7 +101,7 @@ def test_a_row_of_dlcl_without_weights_is_not_reported():
 
 
 def factors_in_slots(model):
-    """Return the parameters in slots that are not added or subtracted."""
+    """Return the parameters in slots, without those that are added or subtracted."""
     factors = []
     for stack in model.stacks().values():
         for _, slot in stack.slots():

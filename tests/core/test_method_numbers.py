@@ -292,8 +292,8 @@ LAYER_NORM = 2 * WIDTH  # gain and bias
 BRANCHES = 2 * 6  # of a language model
 BRANCHES_OF_A_TRANSLATOR = 2 * 6 + 3 * 6
 NORMFORMER_LAYER = HEADS + LAYER_NORM + 2 * FFN_WIDTH  # a factor a head, LayerNorms after attention and in the FFN
-R_FIXUP_BIASES = 5 * WIDTH + FFN_WIDTH  # that its layer lacks: of q, k, v, out and fc2, and of fc1
-R_FIXUP_NUMBERS = 2 + 4  # that its layer has instead: b and m of attention; b1, b2, b3 and m of the FFN
+R_FIXUP_BIASES = 5 * WIDTH + FFN_WIDTH  # biases that R-Fixup's layer lacks: of q, k, v, out and fc2, and of fc1
+R_FIXUP_NUMBERS = 2 + 4  # numbers that R-Fixup's layer has: b and m of attention; b1, b2, b3 and m of the FFN
 
 
 def r_fixup_parameters(numbers_at_the_end):
@@ -301,7 +301,7 @@ def r_fixup_parameters(numbers_at_the_end):
 
 
 def mhc_parameters(n):
-    """Count those of n streams: maps a phi RMSNorm(X) + b of the streams X, and a LayerNorm at the end.
+    """Count what mHC of n streams adds: maps a phi RMSNorm(X) + b of the streams X, and a LayerNorm at the end.
 
     A branch has the maps H_pre (n numbers), H_post (n) and H_res (n^2), the end one map H_pre. phi has a row of n times
     the width for each number of a map, b has one number for it, and each map has one a.
@@ -457,7 +457,7 @@ def test_ds_init_divides_by_the_root_of_the_layers_number(layer, gain):
 
 @pytest.mark.parametrize(("layer", "gain"), [(1, 1), (6, 0.638943), (100, 0.316228)])
 def test_ds_inits_exponent_gives_the_gain_of_its_authors_code(layer, gain):
-    """The code computes l^(-1/4)."""
+    """The authors' code computes l^(-1/4)."""
     ds_init = method_of("ds_init", 100, exponent=0.25)
 
     assert matrix_gain(ds_init, "decoder", "fc1", layer) == pytest.approx(gain, abs=SIX_DECIMALS)
@@ -506,7 +506,7 @@ def test_a_decoder_of_silent_branches_scores_words_by_the_last_embedding(method,
 def test_an_encoder_of_silent_branches_returns_its_embeddings(method):
     model = small(MODEL_NAME, 3, method=method)
     src, _, _ = inputs(MODEL_NAME)
-    row = 0  # the first one without padding
+    row = 0  # which has no padding
 
     with torch.no_grad():
         encoded = model.encoder(src)["encoder_out"][0].transpose(0, 1)  # (B, S, C)
@@ -517,14 +517,14 @@ def test_an_encoder_of_silent_branches_returns_its_embeddings(method):
 
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 def test_r_fixups_first_scores_are_zero_without_tied_embeddings(kind):
-    """Its projection to the vocabulary begins at zero, so that the first loss is ln V."""
+    """R-Fixup's projection to the vocabulary begins at zero, so that the first loss is ln V."""
     first_scores = scores(small(kind, 3, method="r_fixup"), *inputs(kind))
 
     assert not first_scores.any()
 
 
 def test_rezeros_first_step_moves_factors_embeddings_and_the_output_alone():
-    """Matrices of a branch get no gradient while its factor is 0; nor does the encoder, behind cross-attention's."""
+    """A factor of 0 gives its branch's matrices no gradient. The encoder gets none through cross-attention."""
     model = small(MODEL_NAME, 2, method="rezero")
 
     loss_of(model).backward()

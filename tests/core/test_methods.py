@@ -1,7 +1,7 @@
 """Tests of the properties that every registered method keeps; a new method file is covered without a new test.
 
 Each switch of each method, and each choice of an option, gets one check; options that are numbers keep their defaults.
-Other checks take a covering choice: each method in one kind of model, and `every_slot` in all kinds, a method of
+Other checks take each method in one kind of model, and `every_slot` in all kinds. `every_slot` is a method of
 tests/support that fills every slot, registered while a test runs.
 
 A slot is a place in a layer for a module of the method. A variant is (name, options): a method's name with its
@@ -222,8 +222,8 @@ def slots_of_branches(model):
 def test_slots_see_each_token_alone(kind, name):
     """Slots treat each token alone, as incremental decoding needs: reversing the order of tokens changes nothing.
 
-    Each slot is called twice: in a forward pass, and by a hook with its inputs reversed, and so the state of the pass,
-    by which modules of several layers share tensors.
+    Each slot is called twice: in a forward pass, and by a hook with its inputs reversed. The hook also reverses the
+    state of the pass, by which modules of several layers share tensors.
     """
     model = noisy_model(kind, 3, **config_fields(name))
     state_before = {}  # slot -> state of the pass when it is called
@@ -294,7 +294,7 @@ def test_loading_a_model_draws_no_random_numbers(kind, name, tmp_path):
 
 @every_method
 def test_a_deep_copy_has_the_same_weights_and_scores(kind, name):
-    """Exponential moving averages copy models so."""
+    """Exponential moving averages make deep copies of models."""
     model = core_model(kind, name)
 
     assert_equal_models(copy.deepcopy(model), model, kind)
@@ -460,12 +460,12 @@ def test_a_merge_whose_truth_value_is_false_is_not_replaced_by_a_sum():
     ("default", "values"), [(True, "flag"), (3, "number"), (0.5, "number"), (None, "text"), ("a", "text")]
 )
 def test_an_option_without_choices_takes_values_of_its_defaults_type(default, values):
-    """A table of options says so in the column "values"."""
+    """A table of options shows the type in the column "values"."""
     assert Option(default, "help").values == values
 
 
 def test_a_merge_may_define_branch_and_sum_by_its_former_name():
-    """The name was `added`."""
+    """The former name is `added`."""
 
     class Doubling(Residual):
         def added(self, x, f):

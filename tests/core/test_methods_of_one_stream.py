@@ -1,4 +1,4 @@
-"""Tests of methods since 2024 on one stream: hidden states by formula, factors, exceptions, gradients.
+"""Tests of methods since 2024 that have one stream: hidden states by formula, factors, gradients, refusals.
 
 Models have width 16 and 2 heads. `get_method(name)(N, M, **options)` is the method of N encoder and M decoder layers,
 (0, M) that of a language model. x is the shortcut, f the branch: attention or feed-forward with its matrices.
@@ -115,7 +115,7 @@ def test_ln_scaling_lists_the_factor_of_the_last_layer():
 
 @pytest.mark.parametrize("exponent", [1.0, 0.5])
 def test_complete_p_is_its_formula(exponent):
-    """CompleteP computes x + (L / L_base)^-a f(LN(x)); here of L = 3 layers, by default L_base = 2."""
+    """CompleteP computes x + (L / L_base)^-a f(LN(x)); here L = 3, and L_base = 2 by default."""
     factor = (3 / 2) ** -exponent
 
     def equation(layer, site, x, f):
@@ -168,7 +168,7 @@ def test_the_methods_command_computes_coefficients_with_options(capsys):
 
 
 def test_the_methods_command_takes_an_option_that_is_true_or_false(capsys):
-    """With rescale, B2T multiplies matrices by N^(-1/2); without it has no coefficient."""
+    """The option rescale lets B2T multiply matrices by N^(-1/2). B2T has no other coefficient."""
     main(["methods", "b2t", "--layers", "4,4", "--option", "rescale=True", "--json"])
 
     coefficients = json.loads(capsys.readouterr().out)["coefficients"]["4L-4L"]
@@ -315,7 +315,7 @@ def test_hybrid_norm_is_its_formula(kind, star):
 
 
 def test_hybrid_norm_has_a_layer_norm_a_layer_and_one_at_the_end():
-    """Apart from those on heads."""
+    """The LayerNorms on heads have other names, and are not counted."""
     model = noisy_model(LM, 2, method="hybrid_norm")
 
     norms = {name for name, _ in model.named_parameters() if name.endswith("layer_norm.weight")}
@@ -352,7 +352,7 @@ def test_hybrid_norms_heads_are_their_formula():
 
 
 def gain_in_every_layer(method, stack, role):
-    """Return a method's factor on the std of a matrix, of methods that have the same factor in all layers."""
+    """Return a method's factor on the std of a matrix, for methods that have the same factor in all layers."""
     return method.gain(Site(stack, layer=2, sublayer="ffn", dim=8, num_heads=2), role)
 
 
@@ -417,7 +417,7 @@ def test_gradient_of_gpas_gate_equals_finite_differences(gpas_merge):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gpas_in_half_precision_keeps_its_gate_and_gradient_in_float32(dtype):
-    """The gradient is a sum beyond float16's range."""
+    """The gate's gradient is a sum beyond float16's range."""
     g = 0.5
     numbers = 2**17
     shrink = Shrink(torch.nn.Parameter(torch.tensor(g))).to(dtype)
@@ -456,7 +456,7 @@ def test_gpt_2s_initialisation_leaves_other_matrices_as_they_are(role):
 
 
 def test_pre_ln_leaves_the_last_matrix_of_a_branch_as_it_is_by_default():
-    """Without the option scaled_init, which divides fc2 and the projection of attentions."""
+    """The option scaled_init, which divides fc2 and the output projections of attentions, is off by default."""
     method = get_method("pre_ln")(6, 6)
 
     assert gain_in_every_layer(method, "encoder", "fc2") == 1

@@ -158,7 +158,7 @@ def test_resi_dual_is_its_formula(s):
 
 
 def test_resi_duals_last_norm_has_a_smaller_eps():
-    """As in the authors' code, for s may make its input small."""
+    """The authors' code has the smaller eps, because the scale s may make the input of the norm small."""
     decoder = small(LM, method="resi_dual").decoder
 
     assert decoder.ending.norm.eps == 1e-7
@@ -207,7 +207,7 @@ def test_siamese_norm_is_its_formula():
     ],
 )
 def test_siamese_norm_divides_by_the_root_of_the_branches_so_far(depths, stack, layer, sublayer, branches):
-    """All branches of a layer count those of the layer."""
+    """Each branch of layer l counts all branches of layers 1 to l."""
     site = Site(stack, layer, sublayer, dim=8, num_heads=2)
 
     residual = METHODS["siamese_norm"](*depths).residual(site)
@@ -337,7 +337,7 @@ def test_sinkhorns_rows_sum_to_one_and_its_columns_nearly(n, std):
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_mhcs_first_residual_map_is_nearly_the_identity(n):
-    """The bias is 4 on the diagonal and -4 elsewhere, so that numbers apart from it are e^-8 of those on it."""
+    """The bias is 4 on the diagonal and -4 elsewhere. Exponentials off the diagonal are e^-8 of those on it."""
     bias = Write(8, n).h.bias.detach()
     bias_of_h_res = bias[n:].view(n, n)  # the first n numbers are H_post's
 

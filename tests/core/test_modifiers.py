@@ -66,7 +66,7 @@ def test_branches_rise_layer_by_layer(kind, updates_done, factors):
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_branches_rise_in_as_many_updates_as_the_option_says(kind):
-    """The option is T."""
+    """The option is T of the schedule a(l, t) = min(t / (T l), 1)."""
     model = small(kind, 3, pro_res=True, pro_res_updates=10)
 
     model.set_num_updates(14)
@@ -85,7 +85,7 @@ def with_names_of_plain_model(state):
 
 @pytest.mark.parametrize("method", ["deepnorm", "normformer", "rezero"])
 def test_a_rising_method_computes_with_a_f_in_place_of_f(method):
-    """x and f are what the method merges; in the other model a hook on the merge multiplies f."""
+    """A merge reads a shortcut x and a branch f. In a model without ProRes, hooks on the merges multiply f by a."""
     rising = noisy_model(LM, method=method, pro_res=True)
     hooked = noisy_model(LM, method=method)
     state = with_names_of_plain_model(rising.state_dict())
@@ -112,7 +112,7 @@ def test_a_rising_method_computes_with_a_f_in_place_of_f(method):
 
 @pytest.mark.parametrize("cast_before", [False, True])  # a cast separates the layers until the next update
 def test_layers_share_one_vector_of_factors(cast_before):
-    """So that an update needs one kernel for a stack."""
+    """An update then needs one kernel to write the factors of a stack."""
     model = small(MASKED_LM, 3, pro_res=True)
     if cast_before:
         model.set_num_updates(1)
@@ -138,7 +138,7 @@ def test_a_model_with_rising_branches_is_saved_and_loaded_after_a_cast():
 
 
 def test_admin_profiles_branches_at_full_strength():
-    """The omegas are those of a model without ProRes, and its factors are restored afterwards."""
+    """The omegas are those of a model without ProRes. The factors of ProRes are restored after profiling."""
     net_input = {"src_tokens": batch(), "src_lengths": None}
     rising = small(LM, method="admin", pro_res=True)
     plain = small(LM, method="admin")
@@ -216,7 +216,7 @@ def test_the_probe_learned_scale_reports_the_gains_of_the_norms_on_keys(method):
 
     values = PROBES["learned_scale"](model).values()
 
-    assert values["decoder.1.self_attn.heads.k.median"] == 1.0  # at first
+    assert values["decoder.1.self_attn.heads.k.median"] == 1.0  # gains begin at 1
 
 
 @every_base
@@ -279,7 +279,7 @@ def model_with_both_modifiers():
 
 
 def test_a_modified_model_refuses_a_checkpoint_without_modifiers(plain_model, model_with_both_modifiers):
-    """It can be used afterwards."""
+    """The model can be used after the refusal."""
     with refused("modifier"):
         model_with_both_modifiers.load_state_dict(plain_model.state_dict())
 

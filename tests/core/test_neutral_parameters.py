@@ -1,6 +1,7 @@
 """Tests that a method with neutral parameters equals the one it extends, bit for bit where algebra allows.
 
-Neutral is a parameter or constant that leaves an equation as it was without it, as a factor of 1. Models have width 16.
+A parameter or constant is neutral if the equation gives the same without it, as with a factor of 1. Models
+have width 16.
 """
 
 from collections.abc import Callable
@@ -82,7 +83,7 @@ def remove_inner_norms(model):
 
 
 class Extension(NamedTuple):
-    """A method, made neutral, that is then the method `base`."""
+    """A method that equals the method `base` once it is made neutral."""
 
     method: str
     options: dict
@@ -143,7 +144,7 @@ def move_matrices_from_zero(model):
 
 
 def test_r_fixup_at_first_is_t_fixup_with_biases_of_zero():
-    """R-Fixup has no biases; its last matrices, which begin at zero, get noise here."""
+    """R-Fixup has no biases. Its matrices get noise here, because the last one of a branch begins at zero."""
     r_fixup = small(3, method="r_fixup")
     move_matrices_from_zero(r_fixup)
     t_fixup = small(3, method="t_fixup")

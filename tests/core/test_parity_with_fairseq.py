@@ -71,7 +71,8 @@ UNREAD = {"version", "embed_positions._float_tensor"}  # entries of fairseq's st
 def ours_and_fairseqs(kind, method, layers=2, **flags):
     """Build our model and fairseq's with the same weights; return both.
 
-    fairseq's get noise, without which LayerNorms are ones and biases zeros; ours get other noise before loading them.
+    fairseq's weights get noise, without which LayerNorms are ones and biases zeros. Our model has other noise before it
+    loads them.
     """
     defaults = DEFAULTS_OF_MASKED_LM if kind == MASKED_LM else {}
     theirs = disturb(stock(kind, layers, IS_PRE_NORM[method], **(defaults | flags)))
@@ -117,7 +118,7 @@ def test_keys_of_state_dicts_are_fairseqs_but_for_those_that_nothing_reads(kind,
 
 @every_kind_and_method
 def test_parameters_come_in_fairseqs_order_and_have_its_gradients(kind, method):
-    """Optimisers number parameters in this order, and with them Adam's state."""
+    """Optimisers number the parameters, and the state of Adam, in this order."""
     ours, theirs = ours_and_fairseqs(kind, method)
     theirs.NAME = kind  # for loss_of
 
@@ -168,7 +169,7 @@ def test_continuations_are_fairseqs(method, beams):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_alignments_are_fairseqs(method):
-    """They are attention weights of target tokens on source tokens, (B, T, S)."""
+    """Alignments are attention weights of target tokens on source tokens, (B, T, S)."""
     src, lengths, prev = inputs(MODEL_NAME)
     ours, theirs = ours_and_fairseqs(MODEL_NAME, method)
 
@@ -235,7 +236,7 @@ def test_further_outputs_of_encoder_and_decoder_are_fairseqs(output_of):
 
 
 def test_a_checkpoint_of_fairseq_0_12_2_is_loaded():
-    """That release writes further entries for an encoder's layers, which are zero and which nothing reads."""
+    """fairseq 0.12.2 writes further entries for an encoder's layers, which are zero and which nothing reads."""
     read = stock(MODEL_NAME).state_dict()
     unread = {}
     for layer in (0, 1):
@@ -285,7 +286,7 @@ def test_scores_at_chosen_positions_equal_those_of_all_positions_there(method, c
 
 @pytest.mark.parametrize("method", METHODS)
 def test_features_are_robertas(method):
-    """They are the encoder's output, in front of the head, (B, T, C)."""
+    """Features are the encoder's output, in front of the head, (B, T, C)."""
     tokens = batch()
     real = tokens.ne(PAD)
     ours, theirs = ours_and_fairseqs(MASKED_LM, method)
@@ -300,7 +301,7 @@ def test_features_are_robertas(method):
 @pytest.mark.parametrize("head_scale", ["fairseq", "none"])
 @pytest.mark.parametrize("scale_residual", [True, False])
 def test_normformers_scores_are_those_of_fairseqs_flags(head_scale, scale_residual):
-    """They equal those of `transformer_lm` with NormFormer's flags, of which scale_heads scales heads after W_out."""
+    """fairseq's `transformer_lm` has NormFormer's flags, of which scale_heads scales heads after W_out."""
     scales_heads = head_scale == "fairseq"
     their_flags = {
         "scale_fc": True,

@@ -131,7 +131,7 @@ def gradient_norm_by_hand(model, prefix, scale):
 
 @pytest.mark.parametrize("kind", single_stacks.EVERY_KIND)
 def test_gradient_norms_are_autograds(kind):
-    """Those of layers and of the rest together give the norm of all gradients."""
+    """The norms of the layers and of the parameters outside layers together give the norm of all gradients."""
     model = two_layer_model(kind)
     scale = 1 / 8
 
@@ -157,7 +157,7 @@ def test_gradient_norms_are_autograds(kind):
 
 
 def test_mean_l1_norms_are_nearly_l2_norms_over_the_root_of_the_elements():
-    """A mean of n absolute values is at most L2 / sqrt(n), and not far below it without outliers."""
+    """The mean of n absolute values is at most L2 / sqrt(n), and not far below it without outliers."""
     values = observe_one_update(two_layer_model(), "gradient_l1,gradient_norm", scale=1 / 8)
 
     means = values["gradient_l1"]
@@ -192,7 +192,7 @@ def test_nothing_is_reported_of_gradients_if_all_layers_are_frozen():
 
 
 def test_nothing_is_reported_of_gradients_if_all_parameters_are_frozen():
-    """The other numbers of these probes are reported."""
+    """The probe half_precision still reports a number for each stack."""
     model = two_layer_model().requires_grad_(False)
     session = Session(model, get_probes("gradient_norm,gradient_l1,half_precision"))
     session.begin()
@@ -241,7 +241,7 @@ every_place_of_norms = pytest.mark.parametrize("method", ["post_ln", "pre_ln", "
 
 @every_place_of_norms
 def test_ln_input_is_the_mean_norm_of_every_layer_norms_input(method, monkeypatch):
-    """Means are over tokens without padding."""
+    """The means are taken over tokens without padding."""
     model = two_layer_model(method=method)
 
     values = observe_one_update(model, "ln_input")["ln_input"]
@@ -272,7 +272,7 @@ def test_the_log_shows_ln_input_at_the_end_of_a_stack_if_a_norm_is_there(method,
 
 @pytest.mark.parametrize("method", ["post_ln", "deepnorm", "admin"])
 def test_branch_dependency_is_the_branchs_share_of_the_variance(method):
-    """It is Var f / Var(alpha x + f); here of the last feed-forward branch, by hooks of this test."""
+    """The share is Var f / Var(alpha x + f). A hook of this test computes it for the last feed-forward branch."""
     model = two_layer_model(method=method)
     inputs = net_input()
     for key in ("src_tokens", "prev_output_tokens"):
@@ -300,7 +300,7 @@ def test_branches_that_begin_at_zero_have_no_share_of_the_variance():
 
 @pytest.mark.parametrize("kind", single_stacks.EVERY_KIND)
 def test_model_update_is_that_of_a_known_change(kind):
-    """The output is a LayerNorm's, of norm sqrt(C) a token; it grows by a tenth, and the update is 0.1 sqrt(C)."""
+    """The last LayerNorm gives a token of C features the norm sqrt(C). A gain of 1.1 moves it by 0.1 sqrt(C)."""
     model = two_layer_model(kind)
     net_input = fixed_batch(kind)
     *_, last_stack = model.stacks()
@@ -311,7 +311,7 @@ def test_model_update_is_that_of_a_known_change(kind):
     probe = PROBES["model_update"](model)
     probe.begin(FixedBatch(net_input, reference=before))
 
-    expected = dict.fromkeys(model.stacks(), 0.0)  # of an encoder in front
+    expected = dict.fromkeys(model.stacks(), 0.0)  # a translator's encoder does not change
     expected[last_stack] = pytest.approx(0.1 * math.sqrt(WIDTH), rel=1e-3)
     assert probe.values() == expected
 
@@ -330,7 +330,7 @@ def test_outputs_are_features_of_each_stack_at_real_tokens(kind):
 
 
 def test_half_precision_reports_the_largest_gradient():
-    """It is the gradient of the undivided loss."""
+    """The gradient is that of the loss before the division by `scale`."""
     model = two_layer_model()
 
     values = observe_one_update(model, "half_precision", scale=1 / 4)["half_precision"]
@@ -353,7 +353,7 @@ def test_half_precision_reports_the_largest_score(kind, part):
 
 
 def test_half_precision_reports_the_encoders_numbers_without_the_decoders():
-    """All empty slots are one module, and so is what both stacks read their embeddings from."""
+    """Both stacks use the one module of all empty slots, and here also one matrix of embeddings."""
     model = two_layer_model(share_all_embeddings=True)
     inputs = net_input()
     of_targets_alone = FIRST

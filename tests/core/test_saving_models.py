@@ -1,4 +1,4 @@
-"""Tests of saving a model of the core in one file: it comes back whole, or is refused in a line that names the file.
+"""Tests of saving a model of the core in one file: the model comes back whole, or the file is refused in a line.
 
 test_methods.py saves and loads models of every method. `sizes(kind, layers)` are the fields of a model of width 16.
 """
@@ -55,7 +55,7 @@ def test_a_model_is_loaded_with_its_precision_and_shared_matrices(model_in_anoth
 
 
 def test_a_loaded_model_can_be_saved(model_in_another_precision, tmp_path):
-    """Paths may be texts."""
+    """Paths are given as texts here."""
     first = str(tmp_path / "first.pt")
     second = str(tmp_path / "second.pt")
     save(model_in_another_precision, first)
@@ -161,7 +161,7 @@ def test_a_damaged_file_is_refused(damage, saved_path, path):
 
 
 def test_a_malicious_file_is_refused_and_its_code_not_run(path, tmp_path):
-    """Unpickling it would open another file for writing."""
+    """Unpickling the file would open another file for writing."""
     written_by_the_file = tmp_path / "written"
     torch.save({"model": Call(open, str(written_by_the_file), "w")}, path)
 
@@ -192,10 +192,10 @@ def test_a_file_of_another_format_is_refused(change, saved_content, path):
 @pytest.mark.parametrize(
     ("entry", "value", "fact"),  # fact: what the refusal says of the entry
     [
-        ("fields", {"encoder_layer": 2}, "encoder_layers"),  # the field that is meant
+        ("fields", {"encoder_layer": 2}, "encoder_layers"),  # the field that "encoder_layer" resembles
         ("fields", {"method": "mine"}, "--method mine"),
         ("arch", "mine", "mine"),
-        ("vocab", VOCAB + 1, str(VOCAB)),  # that of the weights
+        ("vocab", VOCAB + 1, str(VOCAB)),  # the number of symbols in the weights
         ("model", {}, "damaged"),
     ],
 )
@@ -238,7 +238,7 @@ def test_a_model_that_load_could_not_make_again_is_not_saved(other_model, path, 
 
 
 def test_a_model_with_a_tensor_among_its_fields_is_not_saved(path, tmp_path):
-    """torch would not load the file without running code."""
+    """Only numbers, texts and None may be values of fields."""
     model = noisy_core_model(LM, max_target_positions=9)
     model.built_from.fields["max_target_positions"] = torch.tensor(9)
 

@@ -152,7 +152,7 @@ def _launch(ranks: list[tuple], pids, statuses) -> None:
 
 
 def _be_launched(launcher: int, *rank) -> None:
-    """Run a rank, which ends when its launcher does, as the package lets it; launcher: its process number."""
+    """Run a rank that the package ends when its launcher ends; launcher: the launcher's process number."""
     launch.end_with(launcher)
     be_rank(*rank)
 

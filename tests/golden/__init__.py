@@ -1,1 +1,1 @@
-"""Golden checkpoints, written by commit 45b0f76; later versions must load, resume and translate with them."""
+"""Golden files: checkpoints that later versions must load, resume and translate with, and what programs printed."""

@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """List every case: all scripts on all hardware, then each variable once."""
+    """List every case: scripts on all hardware and by all launchers, miniatures, then further variables."""
     found = []
     for script in TABLES:
         found += _of_hardware(script)
@@ -89,7 +89,7 @@ def _of_launchers(script: str) -> list[Case]:
 
 
 def _of_variables_of_one_row() -> list[Case]:
-    """List a case of Table 1's script for each variable that its help names."""
+    """List cases of Table 1's script with the variables that its help names, alone and together."""
     changes = [
         {"METHODS": "deepnorm pre_ln", "DEPTHS": "6 100"},
         {"SEEDS": "1 2 3"},

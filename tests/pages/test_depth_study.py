@@ -26,7 +26,7 @@ def render():
 def training(method, layers, rate, loss, seed=1, updates=500, **parts):
     """Return the record of a training whose last held-out loss is `loss`, and whose training loss is 9 bits.
 
-    That is the mean of updates 401 to 500, the table's measure of the loss after 500 updates. rate: of learning.
+    The 9 bits are the mean of updates 401 to 500, the table's measure of the loss after 500 updates. rate: of learning.
     """
     run = {"method": method, "encoder_layers": layers, "decoder_layers": layers, "lr": rate, "seed": seed}
     training_losses = ((400, 5), (425, 8), (500, 10))  # by update; 8 and 10 count
@@ -70,9 +70,9 @@ def test_verdicts_count_warnings_of_failures_and_of_trainings_that_learnt(render
 
 
 def test_a_training_that_was_stopped_is_stuck_in_the_table_of_warm_ups(render):
-    """The table has, for a rate, the early loss of the training of 500 updates and of that of 3,000.
+    """The table has, for a rate, the early losses of a training of 500 updates and of one of 3,000.
 
-    A tenth of the updates is warm-up.
+    A tenth of the updates of a training is warm-up.
     """
     stopped = training("deepnorm", 6, 0.001, 7.0, stuck="at update 375")
     stopped["log"]["train_inner"] = []

@@ -31,7 +31,7 @@ def test_tables_of_methods_are_as_generated():
 
 
 def test_tables_of_methods_have_rows_of_at_least_25_methods():
-    """The test above accepts tables that lack rows."""
+    """test_tables_of_methods_are_as_generated accepts tables that lack rows."""
     rows = "\n".join(GENERATED)
     named = {name for name in METHODS if f"`{name}`" in rows}
 
@@ -81,7 +81,7 @@ def test_the_example_of_a_new_method_has_its_option(card_of_example):
     flag, kind, default, *_ = option
     assert flag == "--layer-scale-init"
     assert kind == "number"
-    assert default == "0.0"  # 0 for the paper's, by depth
+    assert default == "0.0"  # 0 stands for the paper's value, which depends on depth
 
 
 def test_the_example_of_a_new_method_has_its_coefficients(card_of_example):

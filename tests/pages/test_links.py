@@ -59,5 +59,5 @@ def test_links_lead_to_a_file_or_heading(page):
 
 
 def test_links_of_the_readme_are_found():
-    """The test above would accept a page whose links it does not recognise."""
+    """test_links_lead_to_a_file_or_heading would accept a page whose links it does not recognise."""
     assert len(local_targets(ROOT / "README.md")) > 10

@@ -61,7 +61,7 @@ def test_the_command_prints_the_version(capsys):
 
 
 OF_FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
-SLOW = OF_FAIRSEQ | {"torch._dynamo"}  # to import
+SLOW = OF_FAIRSEQ | {"torch._dynamo"}  # libraries that are slow to import
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ SLOW = OF_FAIRSEQ | {"torch._dynamo"}  # to import
         ("methods --archs", SLOW),
         ("methods deepnorm", SLOW),
         ("methods", SLOW),
-        (PLAN, OF_FAIRSEQ),  # its fake tensors need torch._dynamo
+        (PLAN, OF_FAIRSEQ),  # a plan's fake tensors need torch._dynamo
     ],
 )
 def test_a_command_does_not_import_what_it_does_not_use(words, unused):
@@ -248,7 +248,7 @@ def test_the_wheel_suffices_for_the_quickstart(quickstart):
 
 @pytest.mark.smoke
 def test_a_quickstart_of_the_wheel_records_its_command_and_no_commit(quickstart):
-    """The commit is that of the package's checkout, which a wheel has not."""
+    """The commit is that of the package's checkout, which a wheel does not have."""
     run = quickstart.folder / "quickstart/2L-2L-25-updates-seed1/deepnorm-lr1e-3"
 
     command = "deepnet compare quickstart/data --methods deepnorm --depths 2 --lrs 1e-3 --seeds 1 --updates=25"

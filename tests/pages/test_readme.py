@@ -1,6 +1,6 @@
 """Tests that run the commands of README.md and the manual's walk-throughs, block by block in one shell of a clone.
 
-A block finds what those before it leave: data, checkpoints, the active environment. Commands that would take a GPU or
+A block finds what earlier blocks leave: data, checkpoints, the active environment. Commands that would take a GPU or
 days run with the smaller numbers of SMALLER, and are otherwise unchanged.
 """
 
@@ -170,7 +170,7 @@ def test_block_parses(block):
 
 @every_block
 def test_block_leaves_nothing_out(block):
-    """No three dots stand for more, so that what the page shows can be pasted."""
+    """A block has no three dots in place of words, so that a reader can paste the block."""
     commands = re.sub(r"#.*", "", block.text)
 
     assert commands.strip()

@@ -1,4 +1,4 @@
-"""Tests of results/records.py: records give the reports of their runs, name no path of a machine, render results/.
+"""Tests of results/records.py: records give reports and pages, and name no path of a machine.
 
 `records.py keep RUNS DEST` writes a record of each finished run, one line of JSON with the contents of its folder, into
 DEST/EXPERIMENT.jsonl. `records.py render RESULTS` writes tables, pictures and an index from RESULTS/runs.
@@ -66,7 +66,7 @@ def recorded(runs, tmp_path_factory):
 
 
 def test_a_report_of_records_equals_that_of_the_runs(runs, recorded, tmp_path, capsys):
-    """It leaves out the run that is not over, and links to the records in place of the logs."""
+    """A report of records leaves out the run that is not over, and links to the records in place of the logs."""
     finished = tmp_path / "finished"
     shutil.copytree(runs, finished)
     shutil.rmtree(finished / "table1" / "begun")
@@ -126,7 +126,7 @@ def test_a_run_that_is_not_over_is_named(runs, tmp_path, capsys):
 
 
 def test_records_in_a_file_of_all_experiments_are_named_by_their_folder(runs, tmp_path):
-    """The file is named in place of a folder."""
+    """The command names one file in place of a folder of files."""
     main(["keep", str(runs), str(tmp_path / "quickstart.jsonl")])
 
     (first, *_) = read_records(tmp_path / "quickstart.jsonl")
@@ -263,7 +263,7 @@ def test_rendering_replaces_what_is_between_the_marks_alone(rendered):
 
 
 def test_the_index_shows_the_best_comparable_row_of_a_table_beside_the_paper_s(rendered):
-    """The paper has no model of 19 layers, whose BLEU is 99."""
+    """The run of 19 layers, with a BLEU of 99, is not comparable: the paper has no such model."""
     rows = rendered.index()
 
     (name,) = [name for name in rows if "Wang et al. 2022, Table 1" in name]
@@ -337,7 +337,7 @@ def committed_records():
 
 
 def test_every_committed_record_says_how_its_run_was_made(committed_records):
-    """It has a log, hours, a command, a commit without changes, versions and hardware."""
+    """A record has a log, hours, a command, a commit without changes, versions and hardware."""
     assert len(committed_records) == 153 + 205 + 16  # of runs/, of the depth study, and of its other text
     for run in committed_records:
         assert run.log.updates, run.where()

@@ -15,7 +15,7 @@ from deepnet_fairseq.core import archs
 
 from .helpers import ROOT
 
-# Sections of fairseq's config of which every field is compared, but for the two sets below.
+# Sections of fairseq's config of which every field is compared, but for FIELDS_OF_A_RUN and COPIED.
 SECTIONS = (
     "common", "distributed_training", "checkpoint", "dataset", "optimization", "criterion", "optimizer", "lr_scheduler",
     "model",

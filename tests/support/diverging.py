@@ -20,7 +20,7 @@ TINY = (
     "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2",
 )  # fmt: skip
 # Flags of a training that diverges. The warm-up to 300 in 40 updates makes the learning rate 7.5, 15, ... from update 2
-# on. T-Fixup has no LayerNorm that would keep the numbers finite: they stop being so at update 3.
+# on. T-Fixup has no LayerNorm that would keep the numbers finite: at update 3 they no longer are.
 DIVERGING = (*TINY, "--method", "t_fixup", "--lr", "300", "--warmup-updates", "40", "--warmup-init-lr", "1e-4")
 
 

@@ -17,7 +17,8 @@ from .forked import fork
 ROOT = Path(__file__).resolve().parents[2]  # of the repository
 ELSEWHERE = tempfile.TemporaryDirectory()  # working folder of programs, empty at first
 USER_DIR = str(ROOT / "deepnet_fairseq")  # value of fairseq's --user-dir
-# Numbers of fairseq's special symbols in every dictionary, the first number of a word, and the symbols of small models.
+# Numbers of fairseq's special symbols in every dictionary, the first number of a word, and the number of symbols
+# of small models.
 PAD = 1
 EOS = 2
 UNK = 3

@@ -110,7 +110,7 @@ def logged_numbers(log: Path) -> dict[tuple[str, int], dict]:
 
 def _train_until_signal(words: list[str], log: Path, at: tuple[str, int] | None, kind: int, limit) -> None:
     """Run fairseq-train in this process, with the signal and the limit that `status_of_training` describes."""
-    # a program forks the processes that load its data; a process of the forkserver would start them by that
+    # a program forks the processes that load its data; a process of the forkserver would start them by the forkserver
     multiprocessing.set_start_method("fork", force=True)
     if limit is not None:
         resource.setrlimit(*limit)

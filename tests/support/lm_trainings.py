@@ -66,7 +66,7 @@ def train_language_model(kind: str, data: Path, folder: Path, *flags) -> Path:
     """Train a language model of one of KINDS with fairseq-train; return checkpoint_last.pt in `folder`.
 
     The architecture is the one without sizes. For it fairseq gives the model a copy of the config, as hydra does for
-    any: the checkpoint's config so lacks the values that the model has filled in, and its readers must do without.
+    any. The checkpoint's config then lacks the values that the model has filled in, and its readers must do without.
     """
     words = (*FLAGS, "--disable-validation", *KINDS[kind], "--arch", MODEL_NAMES[kind], *flags, "--save-dir", folder)
     train(1, folder.with_suffix(".log"), data, *words)
