@@ -159,7 +159,7 @@ def test_a_file_behind_two_hyphens_is_no_flag():
 
 @pytest.mark.parametrize("data_first", [True, False])
 def test_compare_tells_its_data_from_the_values_of_other_flags(data_first, tmp_path):
-    """The other flags are those of fairseq-train, which compare does not know."""
+    """`deepnet compare` does not know the other flags, which are those of fairseq-train."""
     (tmp_path / "dict.de.txt").touch()  # by which a folder of binarised data is known
     flags = ["--dropout", "0.2"]
     words = [str(tmp_path), *flags] if data_first else [*flags, str(tmp_path)]

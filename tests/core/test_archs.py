@@ -181,7 +181,10 @@ def test_the_methods_command_reports_initial_weights(capsys):
     ],
 )
 def test_deepnorm_has_its_published_constants(depths, encoder, decoder):
-    """The encoder has 0.81 (N^4 M)^(1/16) and 0.87 (N^4 M)^(-1/16), the decoder (3M)^(1/4) and (12M)^(-1/4)."""
+    """Alpha and beta are 0.81 (N^4 M)^(1/16) and 0.87 (N^4 M)^(-1/16) in the encoder.
+
+    The decoder's are (3M)^(1/4) and (12M)^(-1/4).
+    """
     method = DeepNorm(*depths)
 
     assert tuple(method.coefficients("encoder").values()) == pytest.approx(encoder, abs=6e-7)

@@ -158,7 +158,7 @@ def test_output_and_gradient_are_finite_where_a_query_may_look_nowhere():
 
 
 def test_alignment_weights_in_half_precision_are_float32_and_do_not_overflow():
-    """The product of query and key, 90,000, is beyond float16's 65,504; the query is divided by sqrt(d) before it."""
+    """The product of query and key, 90,000, is beyond float16's 65,504. The query is divided by sqrt(d) first."""
     q = torch.full((1, 1, 1, 4), 150.0).half()  # (B, heads, T, d)
     three_equal_keys = q.expand(1, 1, 3, 4)
 

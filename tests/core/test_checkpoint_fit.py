@@ -113,7 +113,7 @@ def model_of_method(name):
 
 @pytest.mark.parametrize("saved", sorted(METHODS))
 def test_a_checkpoint_loads_only_into_methods_of_the_same_function(saved):
-    """Another method's model refuses the checkpoint, or has its scores, as Post-LN has with a checkpoint of DS-Init."""
+    """Another method's model refuses the checkpoint or has the same scores, as Post-LN with a checkpoint of DS-Init."""
     tokens = single_stacks.batch()
     source = single_stacks.noisy_model(LM, 4, method=saved)
     expected = single_stacks.scores(source, tokens)

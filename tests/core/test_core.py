@@ -71,7 +71,7 @@ def test_every_method_builds_trains_profiles_and_decodes_without_fairseq():
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_core_builds_the_models_that_the_plug_in_builds(kind, method):
-    """The models have the same parameters, in the same order, and the same scores."""
+    """Both builders give the same parameters, in the same order, and the same scores."""
     by_plugin = noisy_model(kind, method=method)
 
     by_core = build(kind, VOCAB, **sizes(kind, 2), method=method).eval()

@@ -242,7 +242,7 @@ def test_the_cache_keeps_a_common_prefix_once():
 
 @pytest.mark.parametrize("checkpoint_activations", [False, True])
 def test_gradients_through_the_cache_equal_those_of_a_whole_pass(checkpoint_activations):
-    """Training on decoded tokens, as by REINFORCE, needs such gradients."""
+    """Training on decoded tokens, as by REINFORCE, needs gradients through the cache."""
     model = small(3, attention_dropout=0.0, checkpoint_activations=checkpoint_activations).train()
     src = source_sentences(5, 9, 3)
     prev = random_words(3, 2 * STEPS, seed=1)
@@ -265,7 +265,7 @@ def test_gradients_through_the_cache_equal_those_of_a_whole_pass(checkpoint_acti
     [(torch.float32, FP32), (torch.bfloat16, 0.1)],  # bfloat16's numbers from 4 on are 0.03 apart
 )
 def test_hooks_and_replaced_forwards_act_in_a_step_as_in_a_whole_pass(dtype, tolerance):
-    """A hook doubles the first layer's output, and a forward of ours adds 1 to the second's; bfloat16 is autocast's."""
+    """A hook doubles the first layer's output. A replaced forward adds 1 to the second's. bfloat16 is autocast's."""
     model = small(2)
     first, second = model.decoder.layers
     sentences = 3

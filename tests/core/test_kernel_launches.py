@@ -74,7 +74,7 @@ def nothing_visible():
 
 @every_half_precision
 def test_masks_have_autocasts_type(dtype, nothing_visible):
-    """A mask of this type avoids a copy in each layer, and an overflow of float32's minimum to -inf."""
+    """A mask of autocast's type avoids a copy in each layer, and an overflow of float32's minimum to -inf."""
     with torch.autocast("cpu", dtype):
         mask = additive_mask(nothing_visible, torch.float32)
 

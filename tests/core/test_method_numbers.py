@@ -447,7 +447,7 @@ def test_dlcls_window_averages_the_last_outputs():
 
 @pytest.mark.parametrize(("layer", "gain"), [(1, 1), (6, 0.408248), (100, 0.1)])
 def test_ds_init_divides_by_the_root_of_the_layers_number(layer, gain):
-    """The gain is l^(-1/2), as in the paper."""
+    """The gain of layer l is l^(-1/2), as in the paper."""
     encoder_decoder = method_of("ds_init", 100)
     encoder_alone = method_of_one_stack("ds_init", "encoder", 100)
 
@@ -457,7 +457,7 @@ def test_ds_init_divides_by_the_root_of_the_layers_number(layer, gain):
 
 @pytest.mark.parametrize(("layer", "gain"), [(1, 1), (6, 0.638943), (100, 0.316228)])
 def test_ds_inits_exponent_gives_the_gain_of_its_authors_code(layer, gain):
-    """The authors' code computes l^(-1/4)."""
+    """The authors' code has the gain l^(-1/4) in layer l."""
     ds_init = method_of("ds_init", 100, exponent=0.25)
 
     assert matrix_gain(ds_init, "decoder", "fc1", layer) == pytest.approx(gain, abs=SIX_DECIMALS)

@@ -337,7 +337,7 @@ def test_sinkhorns_rows_sum_to_one_and_its_columns_nearly(n, std):
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_mhcs_first_residual_map_is_nearly_the_identity(n):
-    """The bias is 4 on the diagonal and -4 elsewhere. Exponentials off the diagonal are e^-8 of those on it."""
+    """The bias of H_res is 4 on the diagonal and -4 off it. Exponentials off the diagonal are e^-8 of those on it."""
     bias = Write(8, n).h.bias.detach()
     bias_of_h_res = bias[n:].view(n, n)  # the first n numbers are H_post's
 

@@ -66,7 +66,7 @@ def test_branches_rise_layer_by_layer(kind, updates_done, factors):
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_branches_rise_in_as_many_updates_as_the_option_says(kind):
-    """The option is T of the schedule a(l, t) = min(t / (T l), 1)."""
+    """The option pro_res_updates is T of the schedule a(l, t) = min(t / (T l), 1)."""
     model = small(kind, 3, pro_res=True, pro_res_updates=10)
 
     model.set_num_updates(14)
@@ -112,7 +112,7 @@ def test_a_rising_method_computes_with_a_f_in_place_of_f(method):
 
 @pytest.mark.parametrize("cast_before", [False, True])  # a cast separates the layers until the next update
 def test_layers_share_one_vector_of_factors(cast_before):
-    """An update then needs one kernel to write the factors of a stack."""
+    """One shared vector lets an update write the factors of a stack by one kernel."""
     model = small(MASKED_LM, 3, pro_res=True)
     if cast_before:
         model.set_num_updates(1)
@@ -138,7 +138,7 @@ def test_a_model_with_rising_branches_is_saved_and_loaded_after_a_cast():
 
 
 def test_admin_profiles_branches_at_full_strength():
-    """The omegas are those of a model without ProRes. The factors of ProRes are restored after profiling."""
+    """Admin's omegas are those of a model without ProRes. The factors of ProRes are restored after profiling."""
     net_input = {"src_tokens": batch(), "src_lengths": None}
     rising = small(LM, method="admin", pro_res=True)
     plain = small(LM, method="admin")

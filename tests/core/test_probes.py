@@ -300,7 +300,7 @@ def test_branches_that_begin_at_zero_have_no_share_of_the_variance():
 
 @pytest.mark.parametrize("kind", single_stacks.EVERY_KIND)
 def test_model_update_is_that_of_a_known_change(kind):
-    """The last LayerNorm gives a token of C features the norm sqrt(C). A gain of 1.1 moves it by 0.1 sqrt(C)."""
+    """The last LayerNorm gives a token of C features the norm sqrt(C). A gain of 1.1 moves the token by 0.1 sqrt(C)."""
     model = two_layer_model(kind)
     net_input = fixed_batch(kind)
     *_, last_stack = model.stacks()
@@ -330,7 +330,7 @@ def test_outputs_are_features_of_each_stack_at_real_tokens(kind):
 
 
 def test_half_precision_reports_the_largest_gradient():
-    """The gradient is that of the loss before the division by `scale`."""
+    """The reported gradient is that of the loss before its division by `scale`."""
     model = two_layer_model()
 
     values = observe_one_update(model, "half_precision", scale=1 / 4)["half_precision"]

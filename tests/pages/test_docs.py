@@ -144,7 +144,7 @@ def test_coefficients_are_documented_of_methods_in_which_they_depend_on_depth():
 
 @pytest.mark.parametrize("name, coefficient, cells", COEFFICIENTS, ids=lambda part: part.replace(" | ", ";"))
 def test_documented_coefficients_are_those_of_the_methods(name, coefficient, cells):
-    """The page has four decimals."""
+    """docs/methods.md gives coefficients to four decimals."""
     for depth, cell in zip(DEPTHS_OF_COLUMNS, cells.split("|"), strict=True):
         method = METHODS[name](depth, depth)
         computed = [method.coefficients(stack)[coefficient] for stack in ("encoder", "decoder")]

@@ -135,7 +135,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """Modules that import none of the remaining ones are taken away. Only circles would remain."""
+    """Modules that import none of the remaining ones are taken away, again and again. Only circles would remain."""
     remaining = import_graph()
     assert remaining
 
@@ -192,7 +192,7 @@ def test_rooms_have_folders_one_level_deep():
 
 
 def test_the_core_imports_neither_fairseq_nor_rooms_below_it_in_the_table():
-    """The single modules that all rooms may use import none of these either."""
+    """The core and the single modules that all rooms may use import neither fairseq nor any other room."""
     single_modules = {room for room in ROOMS if modules()[f"{PACKAGE}.{room}"].name != "__init__.py"}
     base = single_modules | {"core"}
     others = set(ROOMS) - base
