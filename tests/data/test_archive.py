@@ -1,6 +1,7 @@
 """Tests of archives: they unpack whole into their folder or not at all, and members are read line by line.
 
-A .tar.gz is unpacked; the texts in it, or in a .zip, are also read without unpacking. Members are the files in it.
+Archives are .tar.gz and .zip files, and their members are the files in them. A .tar.gz is unpacked. Texts in archives
+of both kinds are also read without unpacking.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..support.disks import set_free_space
 from ..support.errors import refused
 from ..support.prepared import files_in
 
-# bytes that do not compress; no UTF-8 text
+# bytes that do not compress, and that are no UTF-8 text
 NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()
 # name -> content of the files in most archives here: text, an empty file, noise, and exactly one block of tar
 FILES = {"a/train.de": b"ein Satz\nnoch einer\n" * 40, "a/b/c": b"", "noise": NOISE, "block": b"x" * 512}
@@ -52,7 +53,7 @@ def write_archive(path, *members):
 
 
 def tar_member(name, kind=tarfile.REGTYPE, target="", mode=0o644):
-    """Return the TarInfo of a member; kind: a type of tarfile, a link's with its target; mode: permissions."""
+    """Return the TarInfo of a member; kind: its type in tarfile; target: of a link; mode: permissions."""
     member = tarfile.TarInfo(name)
     member.type = kind
     member.linkname = target
@@ -67,7 +68,7 @@ def everything(name):
 
 @pytest.fixture
 def room(tmp_path):
-    """Provide an empty folder to unpack into, in a folder of its own: a file beside it would have come out of it."""
+    """Provide an empty folder to unpack into. Its parent, tmp_path, shows whether a file was written outside of it."""
     (tmp_path / "room").mkdir()
     return tmp_path / "room"
 
@@ -84,7 +85,7 @@ def refusal_that_writes_nothing(path, room):
 
 
 def test_the_files_of_an_archive_are_unpacked_into_a_new_folder(tmp_path, room):
-    """Empty folders are not made."""
+    """An empty folder in the archive is not made."""
     path = write_archive(tmp_path / "x.tgz", *FILES.items(), (tar_member("d", tarfile.DIRTYPE), b""))
 
     unpack(path, room / "new" / "dest", everything)
@@ -111,7 +112,7 @@ def test_permissions_to_execute_are_dropped(tmp_path, room):
 
 
 def test_only_what_is_wanted_is_unpacked(tmp_path, room):
-    """Other members may be such as would be refused."""
+    """A link is refused only among the members that are wanted."""
     link = (tar_member("l", tarfile.SYMTYPE, "/etc"), b"")
     path = write_archive(tmp_path / "x.tgz", *FILES.items(), link, ("/etc/passwd", b"root"))
 
@@ -182,7 +183,7 @@ def test_an_archive_that_is_cut_off_anywhere_is_refused(archive):
 
 
 def test_a_wrong_byte_is_refused_or_changes_no_content(archive):
-    """It changes none where it is in a time stamp, for example; that is rare."""
+    """A wrong byte in a time stamp, for example, changes no content. Few bytes of an archive are of this kind."""
     body = archive.read_bytes()
     expected = read_all(archive)
 
@@ -200,7 +201,7 @@ def test_a_wrong_byte_is_refused_or_changes_no_content(archive):
 
 @pytest.mark.parametrize("kind", (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE))
 def test_links_and_devices_are_refused(kind, tmp_path, room):
-    """Corpora have none; a file written through a link (here "odd/through") could come to lie outside the folder."""
+    """Corpora have no links. A file written through one, here "odd/through", could come to lie outside the folder."""
     odd = tar_member("odd", kind, "file")
     path = write_archive(tmp_path / "x.tgz", ("file", b"1"), (odd, b""), ("odd/through", b"2"))
 
@@ -211,6 +212,7 @@ def test_links_and_devices_are_refused(kind, tmp_path, room):
 def test_names_that_lead_outside_or_are_too_long_are_refused(name, tmp_path, room):
     path = write_archive(tmp_path / "x.tgz", (tar_member(name), b"text"))
 
+    # a refusal shows the first 60 characters of a name
     assert f"'{name[:60]}'" in refusal_that_writes_nothing(path, room)
 
 
@@ -234,8 +236,8 @@ def test_an_archive_that_the_disk_does_not_take_is_refused(tmp_path, room, monke
     assert "20.0MB" in way_out
 
 
-LINES = ["ein Satz", "", "a\u2028b\x85c\x0bd\re", "größer", "last"]  # with separators of other standards than "\n"
-TOO_LONG = b"short\n" + b"x" * 20_000_000  # lines may have 16 MiB
+LINES = ["ein Satz", "", "a\u2028b\x85c\x0bd\re", "größer", "last"]  # with characters that end lines elsewhere
+TOO_LONG = b"short\n" + b"x" * 20_000_000  # lines may have 16 MiB, and the second has more
 
 
 @pytest.fixture(scope="module", params=("x.tgz", "x.zip"))
@@ -264,9 +266,9 @@ def test_a_line_that_is_no_text_or_too_long_is_named(member, line, archive_of_te
 
 
 def test_lines_before_the_place_where_an_archive_is_cut_off_are_read(tmp_path):
-    """The refusal comes when the reader gets to the end."""
+    """The refusal comes when the reader gets to the place where the archive is cut off."""
     path = write_archive(tmp_path / "x.tgz", ("t", b"a line of text, some\n" * 500_000))
-    os.truncate(path, path.stat().st_size - 2000)  # of some 20 kB
+    os.truncate(path, path.stat().st_size - 2000)  # of some 26 kB
 
     lines = stream_lines(path, "t")
 

@@ -83,9 +83,9 @@ def without_bpe(pieces):
 
 @pytest.fixture(scope="module")
 def iwslt_options(tmp_path_factory):
-    """Provide the options of an uninterrupted build.
+    """Provide the options of a build of IWSLT-14's miniature.
 
-    Its folder has a blank in its name, and a comma, at which fairseq's flags split prefixes.
+    The name of its folder has a blank, and a comma, at which fairseq's flags split prefixes.
     """
     dest = tmp_path_factory.mktemp("with blank") / "iwslt, 14"
     return Options(dest, dest / "downloads", fetch=write, workers=2)
@@ -107,7 +107,7 @@ def published_files(iwslt):
 
 @pytest.fixture(params=["de", "en"])
 def lang(request):
-    """Provide German, then English: the test is run for the text in either."""
+    """Provide German, then English, so that a test is run for the text in each."""
     return request.param
 
 
@@ -151,7 +151,7 @@ def test_iwslt14_tests_on_the_segments_of_five_published_sets(published_files, i
 
     assert len(expected) == TESTED
     assert [html.unescape(line) for line in iwslt_references] == expected  # XML's entities stay in references
-    assert any("’" in line for line in iwslt_references)  # it stays too, although tokenising replaces it
+    assert any("’" in line for line in iwslt_references)  # ’ stays too, although tokenising replaces it
 
 
 @smoke
@@ -177,6 +177,7 @@ def test_deepnet_translate_cuts_text_as_iwslt14_cuts_it(iwslt, iwslt_references,
     chain = find_chain(str(iwslt / "bin"))  # Moses' scripts of the recipe
     translate = MosesPieces(iwslt / "bin" / "codes", source=lang, target=lang, chain=chain)  # the target is not used
 
+    # the recipe replaces ’ in its test set, and deepnet translate does not
     cut = [" ".join(translate.cut(line.replace("’", "'"))) for line in iwslt_references]
 
     assert cut == lines_of(iwslt / "text" / "pieces" / f"test.{lang}")
@@ -196,7 +197,7 @@ def test_recipe_json_says_how_the_text_was_prepared(iwslt):
 @smoke
 @pytest.mark.parametrize("subset", SUBSETS)
 def test_recipe_json_counts_the_binarised_sentences(iwslt, subset, lang):
-    """The last of them is the last line of the text in pieces."""
+    """The last binarised sentence is the last line of the text in pieces."""
     recipe = json.loads((iwslt / "recipe.json").read_text())
     dictionary = Dictionary.load(str(iwslt / "bin" / "dict.de.txt"))
     binarised = data_utils.load_indexed_dataset(str(iwslt / "bin" / f"{subset}.de-en.{lang}"), dictionary)
@@ -247,13 +248,13 @@ def test_a_build_that_was_killed_gives_the_corpus_of_an_uninterrupted_one(iwslt,
 
 @smoke
 def test_a_corpus_is_complete_without_its_text_and_downloads(iwslt, iwslt_options, tmp_path, capsys):
-    """A further build of it does nothing."""
+    """A further build of such a corpus does nothing."""
     copy = tmp_path / "copy"
     shutil.copytree(iwslt, copy, ignore=shutil.ignore_patterns("text", "downloads"))
 
     IWSLT.build(replace(iwslt_options, dest=copy, downloads=copy / "downloads"))
 
-    assert "==" not in capsys.readouterr().out  # which announces a step
+    assert "==" not in capsys.readouterr().out  # "==" announces a step
     assert not (copy / "text").exists()
     assert not (copy / "downloads").exists()
     assert corpus_files(copy) == corpus_files(iwslt)
@@ -336,7 +337,7 @@ def wmt_french(tmp_path_factory):
 
 @smoke
 def test_wmt14_english_french_holds_its_five_corpora_in_order(wmt_french):
-    """The last of them, giga-fren, is a tar of gzipped files."""
+    """The last corpus, giga-fren, is a tar of gzipped files."""
     tokenised = lines_of(wmt_french / "wmt14_en_fr" / "text" / "tokenised" / "train.fr")
 
     assert_tokenised_as_published(tokenised, "fr", wmt_french, FRENCH)
@@ -366,7 +367,7 @@ TEXT_PAIRS = {"train": 800, "valid": 40, "test": 30, "test.old": 30}  # of the u
 def tokenised_text(tmp_path):
     """Provide a folder of a user's tokenised text: train, valid, and two test sets, test and test.old, of equal text.
 
-    Behind its 800 training pairs stands one that is not fit for training, for one side is six times as long.
+    Behind the 800 training pairs stands one that is not fit for training: one side is six times as long as the other.
     """
     folder = tmp_path / "my text"
     corpus = make_corpus({"train": TEXT_PAIRS["train"], "valid": TEXT_PAIRS["valid"], "test": TEXT_PAIRS["test"]})
@@ -377,7 +378,10 @@ def tokenised_text(tmp_path):
 
 
 def options_for(text, dest, vocab=60, workers=1):
-    """Return the options of a corpus in `dest` of a user's tokenised text; vocab: number of BPE merges to learn."""
+    """Return the options of a corpus in `dest` of a user's tokenised text.
+
+    vocab: number of BPE merges to learn, None if the text comes with merges
+    """
     return Options(dest, dest / "downloads", text=text, vocab=vocab, workers=workers)
 
 
@@ -390,7 +394,10 @@ def corpus_of_tokenised_text(tokenised_text, tmp_path):
 
 
 def test_tokenised_text_is_cleaned_as_iwslt14_is(tokenised_text, corpus_of_tokenised_text):
-    """No side has more than 1.5 times the words of the other; no sentence is long enough for the other limit, 175."""
+    """A pair is kept if neither side has more than 1.5 times the words of the other.
+
+    The other limit is 175 words a sentence, which no sentence exceeds.
+    """
     fit = 0
     for source, target in paired_lines(tokenised_text, "train", langs=("de", "en")):
         shorter, longer = sorted((len(source.split()), len(target.split())))
@@ -410,7 +417,7 @@ def test_recipe_json_names_the_test_sets_of_tokenised_text(corpus_of_tokenised_t
 
 
 def test_tokenised_text_has_no_references(corpus_of_tokenised_text):
-    """Nobody knows how it was before it was tokenised."""
+    """References are text that is not tokenised. How the user's text was before it was tokenised is unknown."""
     assert (corpus_of_tokenised_text / "bin" / "test.de").exists()
     assert not (corpus_of_tokenised_text / "reference").exists()
 
@@ -428,8 +435,9 @@ def test_references_of_an_earlier_corpus_in_the_folder_are_removed(tokenised_tex
 def text_with_merges_and_dictionary(tokenised_text):
     """Provide the user's text with BPE merges of his own, and with a dictionary.
 
-    The only merge never occurs, so pieces are letters. The dictionary has the letters of the training text. The test
-    set has others, "ж ж" in each line, and test.old has words that look like fairseq's special symbols.
+    The only merge never occurs, so pieces are letters. The dictionary has the letters of the training text. Each line
+    of the test set is "ж ж", of a letter that the dictionary lacks. Each line of test.old has words that look like
+    fairseq's special symbols.
     """
     (tokenised_text / "codes").write_text("#version: 0.2\nq q\n")
     training = lines_of(tokenised_text / "train.de") + lines_of(tokenised_text / "train.en")
@@ -543,10 +551,10 @@ class Mistake(NamedTuple):
 MISTAKES = [
     Mistake("nope", (), named="recipe nope"),
     Mistake("iwslt14_de_en", ("--from", "nowhere"), named="--from nowhere"),
-    Mistake("iwslt14_de_en", ("--pairs", "de-en"), named="--pairs"),  # it has one pair
-    Mistake("multilingual", (), named="--from"),  # its text is the user's
+    Mistake("iwslt14_de_en", ("--pairs", "de-en"), named="--pairs"),  # the recipe has one pair
+    Mistake("multilingual", (), named="--from"),  # the text is the user's, in a folder that --from names
     Mistake("opus100", ("--pairs", "de-xx"), named="--pairs de-xx"),
-    Mistake("m2m102", ("--plan",), named="--pairs"),  # all pairs are too many
+    Mistake("m2m102", ("--plan",), named="--pairs"),  # --pairs is required: all pairs are too many
 ]
 
 
@@ -567,7 +575,7 @@ def test_the_published_number_of_pairs_gives_no_warning(tmp_path, capsys):
 
 
 def test_a_number_of_pairs_less_than_1_percent_off_gives_a_warning(tmp_path, capsys):
-    IWSLT.check_count(Options(tmp_path, tmp_path), "train", PUBLISHED + 1602)
+    IWSLT.check_count(Options(tmp_path, tmp_path), "train", PUBLISHED + 1602)  # 1% are 1602.39
 
     printed = capsys.readouterr().out
     assert "WARNING" in printed
@@ -576,7 +584,7 @@ def test_a_number_of_pairs_less_than_1_percent_off_gives_a_warning(tmp_path, cap
 
 def test_a_number_of_pairs_more_than_1_percent_off_is_refused(tmp_path):
     with refused("train") as caught:
-        IWSLT.check_count(Options(tmp_path, tmp_path), "train", PUBLISHED + 1603)
+        IWSLT.check_count(Options(tmp_path, tmp_path), "train", PUBLISHED + 1603)  # 1% are 1602.39
 
     assert "161,842" in caught.value.way_out
     assert "160,239" in caught.value.way_out

@@ -1,6 +1,6 @@
 """Tests of downloads from a local server that fails on demand: files are whole and verified, or absent.
 
-A download is received as NAME.part, and gets the name NAME when it is whole and verified; a later call resumes it.
+A download is received as NAME.part, and gets the name NAME when it is whole and verified. A later call resumes a part.
 `server.ranges(path)` are the Range headers of the requests for a path: None asks for the whole file, "bytes=1000-" for
 what follows the first 1,000 bytes.
 """
@@ -24,7 +24,7 @@ from ..support.errors import refused
 from ..support.loopback import Fault, serve
 
 BODY = bytes(range(256)) * 4000  # 1,024,000 bytes
-WRONG = BODY[:-1] + b"\0"  # as long, with another last byte
+WRONG = BODY[:-1] + b"\0"  # as long as BODY, with another last byte
 ZIPPED = gzip.compress(BODY)
 WEB_PAGE = b"\n<!DOCTYPE HTML>"
 BUSY = Fault(status=503)
@@ -97,7 +97,7 @@ def test_a_download_asks_for_bytes_that_are_not_compressed(server, file, tmp_pat
 
 
 def test_a_file_that_is_there_is_not_fetched_again(server, file, tmp_path):
-    """Its folder may be read-only then."""
+    """The folder of such a file may be read-only."""
     path = fetch(file, tmp_path / "shared")
     path.parent.chmod(0o500)
     assert len(server.asked) == 1
@@ -114,7 +114,7 @@ def test_another_file_under_the_name_is_refused_and_left_alone(server, file, tmp
         fetch(file, tmp_path)
 
     assert "sha256" in caught.value.way_out
-    assert "the publisher" in caught.value.way_out  # of whom the checksum is
+    assert "the publisher" in caught.value.way_out  # who has given the checksum
     assert path.read_bytes() == WRONG
     assert server.asked == []
 
@@ -128,9 +128,9 @@ def test_a_folder_under_the_name_is_refused(file, tmp_path):
 
 @pytest.mark.parametrize("then", ("close", "reset", "stall"))
 def test_a_broken_transfer_resumes_at_its_last_byte(then, server, file, tmp_path):
-    """It resumes more often than an address is tried in vain, because each transfer adds bytes.
+    """A transfer may break off more often than an address is tried in vain, because each attempt adds bytes.
 
-    Here 1,024,000 bytes come in 2 * 300,000 + 8 * 30,000 and the rest.
+    The 1,024,000 bytes come in two parts of 300,000, eight parts of 30,000, and the rest.
     """
     server.faults["/a.gz"] = [Fault(after=300_000, ending=then)] * 2 + [Fault(after=30_000)] * (ATTEMPTS + 2)
 
@@ -143,7 +143,7 @@ def test_a_broken_transfer_resumes_at_its_last_byte(then, server, file, tmp_path
 
 
 def test_a_server_that_breaks_off_at_the_same_byte_is_given_up(server, file, tmp_path):
-    """It sends the file from its beginning each time, so that no attempt adds a byte to those of the first."""
+    """The server sends the file from its beginning each time, so that no attempt but the first adds a byte."""
     server.ignores.add("Range")
     server.faults["/a.gz"] = repeat(Fault(after=300_000))
 
@@ -156,7 +156,7 @@ def test_a_server_that_breaks_off_at_the_same_byte_is_given_up(server, file, tmp
 
 
 def test_a_whole_file_in_answer_to_a_range_replaces_the_part(server, file, tmp_path):
-    """It is not appended to the bytes that are there already."""
+    """The whole file is not appended to the bytes that are there already."""
     server.ignores.add("Range")
     (tmp_path / "a.gz.part").write_bytes(BODY[:300_000])
 
@@ -193,7 +193,7 @@ NO_URL = "http://[x"  # the bracket of an IPv6 address is not closed
 
 @pytest.fixture
 def addresses_in_vain(server):
-    """Provide address -> why it gives no file, in a word of its refusal."""
+    """Provide address -> a word of the reason why it gives no file."""
     server.faults["/gone"] = repeat(Fault(status=410))
     server.faults["/moved"] = [Fault(302, {"Location": f"{NO_URL}/"})]
     server.files |= {"/page": WEB_PAGE, "/torn": ZIPPED[:-9]}
@@ -283,7 +283,7 @@ def test_a_file_with_a_wrong_md5_checksum_is_refused(file, tmp_path):
 
 
 def test_a_part_of_another_file_is_fetched_anew(server, file, tmp_path):
-    """Its rest gives a wrong checksum, and only then the whole file is asked for."""
+    """The part is completed with the rest of a.gz. The checksum is then wrong, and the whole file is asked for."""
     (tmp_path / "a.gz.part").write_bytes(b"x" * 1000)
 
     path = fetch(file, tmp_path)
@@ -303,7 +303,7 @@ def test_an_answer_of_another_range_is_not_appended(server, file, tmp_path):
     assert server.ranges("/a.gz") == ["bytes=1000-", None]
 
 
-CHANGED = WRONG[::-1]  # the second version of a file, of other bytes from the first on
+CHANGED = WRONG[::-1]  # the second version of a file, with other bytes from the second on
 
 
 @pytest.fixture
@@ -328,8 +328,8 @@ def changed_file(server, tmp_path):
 def test_versions_of_a_file_are_not_mixed(heeds_if_range, server, changed_file, tmp_path):
     """The request for the rest has the ETag of the first version as If-Range.
 
-    A server that heeds it answers with the whole second version. One that ignores it sends the rest of this version,
-    with its ETag, by which the difference is noticed.
+    A server that heeds If-Range answers with the whole second version. A server that ignores it sends the rest of the
+    second version, with the ETag of that version, by which the difference is noticed.
     """
     if not heeds_if_range:
         server.ignores.add("If-Range")
@@ -361,7 +361,10 @@ size_known_or_not = pytest.mark.parametrize("size", (None, len(BODY)))
 
 @size_known_or_not
 def test_a_part_that_has_all_bytes_is_verified_without_a_transfer(size, server, file, tmp_path):
-    """To a request for further bytes the server answers with status 416, and no bytes."""
+    """If the size is known, nothing is asked for.
+
+    Otherwise the server answers a request for further bytes with status 416, and with no bytes.
+    """
     (tmp_path / "a.gz.part").write_bytes(BODY)
 
     path = fetch(RemoteFile("a.gz", file.urls, size, sha256(BODY)), tmp_path)
@@ -425,7 +428,7 @@ def test_a_damaged_record_of_checksums_is_refused(files_without_checksums, tmp_p
 
 
 def test_space_for_all_files_is_checked_before_any_transfer(server, file, tmp_path, monkeypatch):
-    """Of two files of 1,024,000 bytes, 24,000 bytes are there; the disk lacks one byte for the rest."""
+    """The two files have 1,024,000 bytes each. 24,000 are there, and the disk lacks one byte for the rest."""
     second = RemoteFile("b", file.urls, len(BODY), sha256(BODY))
     (tmp_path / "a.gz.part").write_bytes(BODY[:24_000])
     set_free_space(monkeypatch, 2 * len(BODY) - 24_000 - 1)
@@ -439,7 +442,7 @@ def test_space_for_all_files_is_checked_before_any_transfer(server, file, tmp_pa
 
 
 def test_space_for_a_file_of_unknown_size_is_checked_at_its_answer(server, file, tmp_path, monkeypatch):
-    """The answer says how long the file is."""
+    """The server's answer says how long the file is."""
     set_free_space(monkeypatch, len(BODY) - 1)
 
     with refused("c") as caught:

@@ -8,7 +8,7 @@ from deepnet_fairseq.languages import check_pair, parse_pair, possible_pairs
 
 from ..support.errors import refused
 
-# Source and target; codes as of ISO 639 and BCP 47 (language, script, region, variant), also with _, and words
+# Each is a source and a target: codes of ISO 639 and BCP 47 (language, script, region, variant), some with _, or words
 PAIRS = """de en, zho_Hans eng_Latn, es_419 en, zh-Hans en, en zh-Hans, sr-Latn-RS en, pt-BR zh-Hant-TW, ca-valencia en,
     ca_valencia es-419, de-1996 en, qaa qab, DE EN, english german"""
 NO_PAIRS = ["en", "-en", "de-", "de.x-en", "de--en", "a" * 41 + "-en"]  # a code has at most 40 characters
@@ -53,7 +53,7 @@ def test_the_same_language_twice_is_refused():
 
 
 def test_an_ambiguous_pair_is_refused_with_its_readings_and_a_clear_name():
-    """Either of its hyphens may be the one between the two codes."""
+    """Either hyphen of zh-tw-en may be the one between the two codes."""
     with refused("--pairs zh-tw-en") as caught:
         parse_pair("--pairs", "zh-tw-en")
 

@@ -46,7 +46,7 @@ from ..support.programs import import_program
 LANGS = ("qaa", "qab")
 SENTENCE_PAIRS = {"train": 3000, "valid": 40, "test": 60}
 TRAINING_SENTENCES = 2 * SENTENCE_PAIRS["train"]  # of both languages
-SAMPLE = 1000  # of these, from which some tests learn the vocabulary
+SAMPLE = 1000  # of these sentences, from which some tests learn the vocabulary
 RARE_PAIR = 2321  # training pair that alone has Ø; the sample does not draw it
 PIECES = 300  # size of the SentencePiece vocabulary
 # SentencePiece's rules of normalisation, CODE<tab>CODE in hexadecimal, that make a blank (U+0020) of all white space
@@ -57,7 +57,8 @@ WHITE_SPACE_TO_BLANK = "".join(f"{code:X}\t20\n" for code in range(0x3001) if ch
 def text_prefixes(tmp_path_factory):
     """Provide split -> prefix of its text.
 
-    A pair of the test set has characters that the rest lacks, among them U+2028, a line end for str.splitlines alone.
+    A pair of the test set has characters that the rest lacks, among them U+2028, which str.splitlines takes for a line
+    end.
     """
     place = tmp_path_factory.mktemp("text")
     corpus = make_corpus(SENTENCE_PAIRS)
@@ -79,7 +80,8 @@ def prepared_folder(text_prefixes, tmp_path_factory):
 def measure():
     """Provide the program results/corpora/measure.py as a module.
 
-    It measures the memory of preparing corpora, whose records and table (docs/corpora.md) are tested here too.
+    The program measures the memory that preparing corpora takes. Its records and its table in docs/corpora.md are
+    tested here too.
     """
     return import_program(ROOT / "results" / "corpora" / "measure.py")
 
@@ -262,7 +264,7 @@ def chinese_lines():
 
 
 def test_memory_of_lines_with_blanks_is_estimated_by_their_lengths(lines_of_words):
-    """The memory of the three distinct words is less than 1%."""
+    """The three distinct words take less than 1% of the memory."""
     expected = sum(learning.PER_LINE + 2 * len(line) for line in lines_of_words)
 
     assert learning.estimated_memory(lines_of_words) == pytest.approx(expected, rel=0.01)
@@ -274,7 +276,7 @@ def test_memory_of_lines_without_blanks_includes_every_character(chinese_lines):
 
 
 def test_lines_with_blanks_all_fit_into_memory(lines_of_words, capsys):
-    """In room for 1,000 lines without blanks there is room for all 4,000 with blanks."""
+    """Memory for 1,000 lines without blanks is enough for all 4,000 lines with blanks."""
     sentencepiece_model(lines_of_words, vocab=12, memory_limit=ROOM)
 
     assert capsys.readouterr().out == ""  # lines that are left out would be told of
@@ -291,8 +293,8 @@ class Learnt(NamedTuple):
 def learnt_in_little_memory(chinese_lines):
     """Provide the Learnt of 4,000 Chinese lines in memory for 1,000.
 
-    They are lines of a text with further characters: é, and four that can be no pieces, NUL, SentencePiece's own two
-    marks, and white space.
+    The lines are of a text with five further characters: é, and four that can be no pieces. These are NUL,
+    SentencePiece's own two marks, and white space.
     """
     of_text = characters("".join(chinese_lines)) | {"é", "\0", "\u2581", "\u2585", "\u3000"}
     printed = io.StringIO()
@@ -437,7 +439,7 @@ def test_parallel_text_that_the_disk_has_no_space_for_is_refused(text_prefixes, 
 
 @pytest.mark.usefixtures("disk_of_the_size_of_the_text")
 def test_plain_text_that_the_disk_has_no_space_for_is_refused(text_prefixes, tmp_path):
-    """It is refused before a vocabulary is learnt."""
+    """The text is refused before a vocabulary is learnt."""
     files = {split: [Path(f"{prefix}.qaa")] for split, prefix in text_prefixes.items()}
 
     def learn_vocabulary(*_):
@@ -452,8 +454,8 @@ def test_plain_text_that_the_disk_has_no_space_for_is_refused(text_prefixes, tmp
 def end_while_binarising(signal_number, text_prefixes, dest):
     """Prepare text in a fork of this process, which gets a signal while it binarises.
 
-    Return its exit status: the signal's number below zero if the signal ended it, that of SystemExit if it left by
-    itself.
+    Return the exit status of the fork: minus the signal's number if the signal ended the fork, that of SystemExit if it
+    left by itself.
     """
     child = os.fork()
     if child == 0:
@@ -505,7 +507,7 @@ def test_a_folder_that_is_only_called_like_a_leftover_stays(tmp_path):
 
 
 def test_two_runs_at_work_on_one_folder_leave_each_other_alone(tmp_path, capfd):
-    """Each fills a temporary folder, and the name belongs to the run that ends first.
+    """Each run fills a temporary folder. That of the run that ends first gets the name bin.
 
     A child is in the midst of filling its folder while this process fills its own and ends.
     """
@@ -545,7 +547,7 @@ def test_text_from_pipes_gives_the_data_that_files_give(text_prefixes, prepared_
 
 
 def test_text_that_changes_between_two_readings_is_refused(text_prefixes, tmp_path, monkeypatch):
-    """It gets a line more after it was counted, while the vocabulary is learnt."""
+    """Each side gets one line more after the text was counted, while the vocabulary is learnt."""
     for lang in LANGS:
         shutil.copy(f"{text_prefixes['train']}.{lang}", tmp_path / f"train.{lang}")
 
@@ -592,7 +594,7 @@ def test_an_error_of_a_child_process_is_raised_here():
 
 
 def test_a_child_process_that_is_killed_is_an_error_of_one_line():
-    """Probably memory ran out: --vocab-sample is the flag that needs less."""
+    """Memory has probably run out for such a child. --vocab-sample is the flag that needs less."""
     with refused("--vocab-sample"):
         in_child(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
@@ -648,7 +650,7 @@ def test_every_recorded_corpus_took_less_than_1_5_gb(measure):
 
 @pytest.mark.slow
 def test_two_million_pairs_are_prepared_in_less_than_1_5_gb(measure, tmp_path):
-    """The memory is that of all processes together; and all pairs are there in the end."""
+    """The memory is that of all processes together. The data have all pairs in the end."""
     pairs = 2_000_000
     text = measure.write_corpus(tmp_path, pairs)
     words = measure.CASES["text"].words(text, tmp_path / "made")

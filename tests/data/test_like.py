@@ -36,7 +36,7 @@ register()
 
 @pytest.fixture(scope="module")
 def first_run(data, tmp_path_factory):
-    """Provide a folder with the data of a run in data/, and its checkpoint in run/; its training made no update."""
+    """Provide a folder with a run's data in data/ and its checkpoint in run/. The training has made no update."""
     folder = tmp_path_factory.mktemp("first")
     copy_data(data, folder / "data")
     save_start(folder / "run" / "checkpoint_last.pt", folder / "data", *MODEL)
@@ -51,7 +51,7 @@ def checkpoint(first_run):
 
 @pytest.fixture(scope="module")
 def second_text(tmp_path_factory):
-    """Provide the folder of text of other sentences; three lines of valid.qaa have ж, which the first text lacks."""
+    """Provide the folder of a text of other sentences; three lines of valid.qaa have ж, which the first text lacks."""
     folder = tmp_path_factory.mktemp("second")
     write_corpus(make_corpus({"train": 40, "valid": 8, "test": 8}, seed=7, nouns=20, verbs=10), folder)
     valid = folder / "valid.qaa"
@@ -86,7 +86,7 @@ def test_a_second_corpus_has_the_pieces_and_dictionaries_of_the_model(first_run,
 
 
 def test_characters_that_the_model_has_never_seen_are_told(second_text, checkpoint, tmp_path, capsys):
-    """Of the 8 lines of valid.qaa, 3 have ж."""
+    """Three of the 8 lines of valid.qaa have ж."""
     main(command_like(second_text, tmp_path / "bin", checkpoint))
 
     (told,) = [line for line in capsys.readouterr().out.split("\n") if "valid.qaa: " in line]
@@ -95,7 +95,7 @@ def test_characters_that_the_model_has_never_seen_are_told(second_text, checkpoi
 
 
 def test_the_checkpoint_is_trained_further_on_the_second_corpus(checkpoint, second_data, second_text, tmp_path):
-    """It is not refused, and its first sample is the first sentence in the numbers of the model's pieces."""
+    """The training's first sample is the first sentence of the second text, in the numbers of the model's pieces."""
     trainer = trainer_of(second_data, *MODEL, save_dir=tmp_path / "save")
     trainer.load_checkpoint(str(checkpoint), reset_optimizer=True)
     trainer.task.load_dataset("train")
@@ -110,7 +110,7 @@ def test_the_checkpoint_is_trained_further_on_the_second_corpus(checkpoint, seco
 def assert_vocabulary_of_first_run(place, first_run, folder):
     """Check that the vocabulary that find_vocabulary finds in a place is that of the first run.
 
-    folder: place for the dictionaries that it writes
+    folder: to which the dictionaries are written
     """
     known = find_vocabulary(place, LANGS)
     assert known.pieces.read_bytes() == (first_run / "data" / "spm.model").read_bytes()
@@ -135,16 +135,17 @@ EXPORTERS = {  # library -> function that writes an exported model to a folder
 @pytest.mark.parametrize("library", EXPORTERS)
 def test_an_exported_folder_gives_its_model_s_vocabulary(library, first_run, checkpoint, tmp_path):
     pytest.importorskip(library)
-    served = serve(fold_checkpoint(str(checkpoint)), data=None, subwords=None)  # those of the run
+    served = serve(fold_checkpoint(str(checkpoint)), data=None, subwords=None)  # None: those of the run
     EXPORTERS[library](served, tmp_path / "exported")
 
     assert_vocabulary_of_first_run(tmp_path / "exported", first_run, tmp_path)
 
 
 def test_tags_of_languages_in_an_export_are_left_out(tmp_path):
-    """fairseq's task adds them behind the symbols of a dictionary; the four special symbols are not in its file either.
+    """fairseq's task adds tags behind the symbols of a dictionary.
 
-    The folder has the files of a CTranslate2 export of a model of many pairs that name its symbols.
+    The file of a dictionary has no tags, and it has none of the four special symbols either.
+    The folder has the files that name the symbols in a CTranslate2 export of a model of many pairs.
     """
     described = {"pieces": "sentencepiece", "symbols": {"de": "__de__", "en": "__en__"}}
     symbols = ["<s>", "<blank>", "</s>", "<unk>", "a", "b", "__de__", "__en__"]
@@ -190,7 +191,7 @@ def test_each_language_keeps_its_own_dictionary(data_with_two_dictionaries):
 
 
 def test_a_new_language_is_refused_if_the_model_s_have_several_dictionaries(data_with_two_dictionaries):
-    """It is not known which of them is that of the new language."""
+    """It is not known which of the dictionaries the new language should have."""
     with refused(f"--like {data_with_two_dictionaries}") as caught:
         find_vocabulary(data_with_two_dictionaries, ("qaa", "de"))
 
@@ -260,7 +261,7 @@ def test_the_flag_vocab_does_not_go_with_like(second_text, checkpoint, tmp_path)
 
 @pytest.mark.parametrize("change", [renamed, reordered])
 def test_a_checkpoint_whose_data_were_prepared_again_is_refused(first_run, tmp_path, change):
-    """The folder that it names holds another vocabulary now than when the checkpoint was written."""
+    """The folder that the checkpoint names holds another vocabulary now than when the checkpoint was written."""
     data = copy_data(first_run / "data", tmp_path / "data")
     save_start(tmp_path / "run.pt", data, *MODEL)
     assert find_vocabulary(tmp_path / "run.pt", LANGS).pieces == data / "spm.model"
@@ -275,7 +276,7 @@ def test_a_checkpoint_whose_data_were_prepared_again_is_refused(first_run, tmp_p
 
 
 def test_plain_text_with_spm_and_dict_of_another_has_its_vocabulary(second_text, tmp_path):
-    """`prepare lm` has no --like: it takes the two files. Here the text in qab has the vocabulary of that in qaa."""
+    """`prepare lm` has no --like: --spm and --dict take the two files. The text in qab gets qaa's vocabulary."""
     first = tmp_path / "first"
     of_qaa = [str(second_text / f"{split}.qaa") for split in SPLITS]
     main(["prepare", "lm", *of_qaa, str(first), "--vocab", "80", "--workers", "1"])

@@ -93,7 +93,7 @@ def counts_without_fillers(data):
 
 @pytest.fixture(params=["sentencepiece_data", "gpt2_data"])
 def prepared_data(request):
-    """Provide the folder of data in pieces of SentencePiece, then of those in pieces of GPT-2's BPE."""
+    """Provide the folder of data in pieces of SentencePiece, then that of data in pieces of GPT-2's BPE."""
     return request.getfixturevalue(request.param)
 
 
@@ -150,7 +150,7 @@ def test_text_json_counts_the_training_text(sentencepiece_data, texts):
 def test_text_json_counts_unknown_pieces(sentencepiece_data):
     counted = json.loads((sentencepiece_data / "text.json").read_text())["text"]
 
-    assert counted["test"]["unknown"] > 0  # it has characters that the training text lacks
+    assert counted["test"]["unknown"] > 0  # the test set has characters that the training text lacks
 
 
 def task_of(name, data, *flags):
@@ -165,7 +165,7 @@ def task_of(name, data, *flags):
     [("language_modeling", "source", 0), ("masked_lm", "net_input.src_tokens", 1)],  # masked_lm puts <s> in front
 )
 def test_samples_of_whole_documents_hold_one_document_each(name, key, extra, sentencepiece_data):
-    """A sample could hold all of them: fairseq finds their ends by the empty lines."""
+    """A sample has room for all documents. fairseq finds the end of each by the empty line."""
     flags = ("--sample-break-mode", "complete_doc", "--tokens-per-sample", "100000")
     task = task_of(name, sentencepiece_data, *flags)
     task.load_dataset("train")
@@ -188,7 +188,10 @@ def test_the_mask_is_added_by_the_task_and_not_by_the_data(sentencepiece_data):
 
 
 def test_other_text_is_prepared_with_an_earlier_vocabulary(sentencepiece_data, texts, tmp_path):
-    """It trains on the first one's validation text, and tests on its training text: the data must have equal bytes."""
+    """The other text trains on the validation text of the first, and tests on the training text of the first.
+
+    The data of the same text must have the same bytes.
+    """
     train_text, valid_text, test_text = texts
     flags = ("--spm", sentencepiece_data / "spm.model", "--dict", sentencepiece_data / "dict.txt")
 
@@ -241,7 +244,7 @@ MISTAKES = {
     "no such model": Mistake(lambda folder: ("--spm", folder / "nowhere"), ("nowhere: ",)),
     "no such dictionary": Mistake(lambda folder: ("--dict", folder / "nowhere"), ("--dict", "nowhere: ")),
     "an encoder that is no JSON": Mistake(with_broken_gpt2("encoder.json", "{"), ("encoder.json: ", "JSON")),
-    # it has one of the 256 bytes
+    # the encoder has one of the 256 bytes
     "an encoder without bytes": Mistake(with_broken_gpt2("encoder.json", '{"a": 0}'), ("encoder.json: ", " 255 ")),
     "a merge of unknown pieces": Mistake(with_broken_gpt2("vocab.bpe", "#version\nq q\n"), ("vocab.bpe, line 2: ",)),
 }
@@ -286,7 +289,7 @@ def test_data_without_text_json_are_refused(tmp_path):
         lm_text.read_segmenter(tmp_path)
 
 
-WRONG_CONTENT = {  # of text.json -> what the refusal names: the key that it lacks
+WRONG_CONTENT = {  # of text.json -> what the refusal names: the key that is missing, or JSON if it is no object
     "{}": '"bpe"',
     '{"bpe": "gpt2", "gpt2_encoder_json": "encoder.json"}': "'gpt2_vocab_bpe'",
     "[]": "JSON",

@@ -30,6 +30,6 @@ def test_other_sentences_are_in_no_frame():
 
 
 def is_in(sentence: str, frame: str) -> bool:
-    """Return whether a sentence begins and ends as the frame, as "[{}]", does."""
+    """Return whether a sentence begins and ends as the frame does; frame: for example "[{}]"."""
     beginning, end = frame.split("{}")
     return sentence.startswith(beginning) and sentence.endswith(end)

@@ -36,7 +36,7 @@ def words(count: int) -> str:
     return " ".join(["w"] * count)
 
 
-FIRST = ("first", "pair")  # it stands before the pair that is tested, and is kept
+FIRST = ("first", "pair")  # stands before the pair that is tested, and is kept
 FIT = {
     "one word each": ("a", "b"),
     "1.5 times as long": (words(2), words(3)),
@@ -44,7 +44,7 @@ FIT = {
     "the longest sentence": (words(175), words(175)),
     "the longest word": ("x" * 1000, "b"),
 }
-UNFIT = {  # each just outside of the limits, where there is one
+UNFIT = {  # where there is a limit, the pair is outside of it
     "no source": ("", "a"),
     "no target": ("a", ""),
     "a blank side": (" \t\u00a0\u2003 ", "a"),

@@ -65,7 +65,7 @@ def test_languages_are_sampled_in_the_shares_computed_by_hand(temperature, expec
 
 
 def test_a_sample_holds_whole_copies_and_a_rest_without_replacement():
-    """25 of 10 numbers are each of them twice, and five of them once more."""
+    """A sample of 25 from ten numbers has each of them twice, and five of them once more."""
     drawn = Counter(sample(range(10), count=10, wanted=25, rng=Random(1)))
 
     assert drawn.keys() == set(range(10))
@@ -181,7 +181,7 @@ def test_shards_take_turns_in_the_sentences_of_the_data(lang, many_pairs, sharde
 
 
 def test_the_second_shard_holds_training_text_of_the_large_pair_alone(sharded_pairs):
-    """Held-out text and pairs that are too small for two shards are in the first."""
+    """Held-out text and pairs that are too small for two shards are in the first shard."""
     names = [file.name for file in (sharded_pairs / "bin" / "shard01").iterdir()]
 
     assert {tuple(name.split(".")[:2]) for name in names} == {("train", "de-en")}
@@ -209,7 +209,7 @@ def test_a_pair_that_comes_later_leaves_the_others_untouched(own_text, tmp_path)
 
 
 def test_a_lost_vocabulary_is_learnt_again_from_the_pairs_that_it_came_from(own_text, tmp_path):
-    """A pair that has come since has no part in it: with its text the pieces would be others."""
+    """A pair that has come since has no part in the vocabulary: with that pair's text the pieces would be others."""
     dest = prepare_many_pairs(own_text, tmp_path / "dest", *VOCAB, "--pairs", "de-en")
     model = (dest / "spm.model").read_bytes()
 
@@ -232,7 +232,7 @@ def prepared_in_two_calls(own_text, tmp_path):
 def test_a_corpus_that_is_complete_is_not_prepared_again(own_text, prepared_in_two_calls, capsys):
     prepare_many_pairs(own_text, prepared_in_two_calls, *VOCAB, "--pairs", "en-fr")
 
-    assert "==" not in capsys.readouterr().out  # which announces a step
+    assert "==" not in capsys.readouterr().out  # "==" announces a step
 
 
 def test_only_the_pair_whose_text_changed_is_prepared_again(own_text, prepared_in_two_calls, capsys):
@@ -241,7 +241,7 @@ def test_only_the_pair_whose_text_changed_is_prepared_again(own_text, prepared_i
 
     prepare_many_pairs(own_text, prepared_in_two_calls, *VOCAB, "--pairs", "en-fr")
 
-    steps = capsys.readouterr().out.split("\n")  # a step that is done before is announced with that remark
+    steps = capsys.readouterr().out.split("\n")  # a step that was done before is announced with a remark
     assert "== pair.en-fr" in steps
     assert "== pair.de-en" not in steps
     assert "== vocabulary" not in steps
@@ -255,14 +255,14 @@ class WrongFlags(NamedTuple):
     subject: str
 
 
-NO_MODEL = __file__  # of SentencePiece
+NO_MODEL = __file__  # a file that is no SentencePiece model
 WRONG_FLAGS = [
     WrongFlags(("--pairs", "de-es"), "text/de-es"),  # the text has no such pair
     WrongFlags(("--vocab", "100000"), "--vocab 100000"),  # more pieces than the text allows
     WrongFlags(("--temperature", "0"), "--temperature 0"),
     WrongFlags(("--shards", "0"), "--shards 0"),
     WrongFlags(("--spm", NO_MODEL), NO_MODEL),
-    WrongFlags(("--spm", NO_MODEL, "--vocab", "9"), "--spm"),  # the model has a number of pieces
+    WrongFlags(("--spm", NO_MODEL, "--vocab", "9"), "--spm"),  # a model has its own number of pieces
 ]
 
 
@@ -418,7 +418,7 @@ def hydra_training(many_pairs, tmp_path):
 
 @pytest.mark.smoke
 def test_hydra_trains_the_task_of_many_pairs(hydra_training, tmp_path):
-    """In fairseq alone this task takes flags, and nothing from a YAML file."""
+    """In fairseq alone the task of many pairs takes flags, and nothing from a YAML file."""
     run_cold(*hydra_training, "optimization.update_freq=[1]", "common.log_interval=1")
 
     assert (tmp_path / "run" / "checkpoint_last.pt").exists()

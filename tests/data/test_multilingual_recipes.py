@@ -85,7 +85,7 @@ def test_opus100_s_references_are_what_its_archives_hold(direction, opus100):
     archive = opus100 / "downloads" / "miniature" / f"opus-100-corpus-{pair}-v1.0.tar.gz"
     published = stream_lines(archive, f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-test.{target}")
 
-    expected = [" ".join(line.strip().splitlines()) for line in published]  # U+2028 and its like end no line here
+    expected = [" ".join(line.strip().splitlines()) for line in published]  # U+2028 and its like become blanks
     assert lines_of(opus100 / "reference" / f"test.{direction}.{target}") == expected
 
 
@@ -202,7 +202,7 @@ def wmt_set(request, m2m102, tmp_path, monkeypatch):
 
 
 def test_references_of_wmt_are_sacrebleu_s_of_the_direction(wmt_set, m2m102):
-    """WMT has other sentences for the other direction."""
+    """The miniature has other sentences for the other direction, as WMT has from 2019 on."""
     _, target = wmt_set.direction.split("-")
     references = [reference.strip() for (reference,) in wmt_set.dataset.references(wmt_set.direction)]
 
@@ -224,7 +224,7 @@ def ted_text(m2m102, lang):
 
 
 def test_ted_s_text_is_detokenised(m2m102):
-    """It is published in tokens, with blanks around punctuation, and with __NULL__ for a missing sentence."""
+    """TED's text is published in tokens, with blanks around punctuation, and with __NULL__ for a missing sentence."""
     french = ted_text(m2m102, "fr")
 
     assert "" not in french
@@ -242,7 +242,7 @@ def test_ted_s_sentences_that_a_language_lacks_are_left_out(m2m102):
 
 
 def test_ted_tests_every_two_languages_that_are_trained_on(m2m102):
-    """Those are German, English and French; TED has Russian too."""
+    """The languages trained on are German, English and French. TED has Russian too."""
     assert not list((m2m102 / "reference").glob("ted.*.ru"))
     assert (m2m102 / "reference" / "ted.en-fr.fr").exists()
 

@@ -134,7 +134,7 @@ def test_letters_in_composed_and_decomposed_form_give_a_warning_by_language(caps
     assert "WARNING: hi" in of_hindi
     assert "WARNING: vi" in of_vietnamese
     # Numbers of lines with composed and with decomposed letters. Those of Hindi are letters with a nukta; of other
-    # letters it has composed ones alone.
+    # letters Hindi has composed ones alone.
     assert re.findall(r"\d+", of_hindi) == ["1", "1"]
     assert re.findall(r"\d+", of_vietnamese) == ["1", "2"]
 
@@ -201,7 +201,7 @@ def number_in(text):
 
 
 def test_a_vocabulary_of_too_many_pieces_is_refused_with_the_largest(text_prefixes, tmp_path):
-    """The text has no more pairs of pieces to merge."""
+    """A text has only so many pairs of pieces to merge."""
     with refused("--vocab 30000") as caught:
         prepare_text(LANGS, text_prefixes, tmp_path / "bin", vocab=30_000)
 
@@ -213,7 +213,7 @@ def test_a_vocabulary_of_too_many_pieces_is_refused_with_the_largest(text_prefix
     ("pieces", "smallest"),
     [
         (0, 1),
-        (20, 21),  # at least: each character of the text is a piece
+        (20, 21),  # or more: each character of the text is a piece
     ],
 )
 def test_a_vocabulary_of_too_few_pieces_is_refused_with_a_limit(pieces, smallest, text_prefixes, tmp_path):
@@ -270,7 +270,7 @@ def test_drop_empty_leaves_out_a_pair_with_an_empty_side(text_prefixes, tmp_path
 
 
 def test_several_test_sets_are_numbered(text_prefixes, tmp_path, monkeypatch):
-    """The second one, test1, is here the text of the validation set."""
+    """The second test set, test1, has the text of the validation set here."""
     binarised = {}  # subset -> prefix of the text in pieces that would be binarised
     monkeypatch.setattr(parallel_text, "binarise", lambda langs, texts, *_: binarised.update(texts))
     two_tests = f"{text_prefixes['test']},{text_prefixes['valid']}"
@@ -307,9 +307,9 @@ def binarised_with_dictionary(request, tmp_path, monkeypatch):
 
 
 def test_pieces_outside_a_given_dictionary_are_counted(binarised_with_dictionary):
-    """Those are x and c, for <unk> is in every dictionary.
+    """The pieces x and c are outside of the dictionary. <unk> is in every dictionary.
 
-    The percentage is that of the numbers in the data, one for each piece and for the end of each sentence.
+    The percentage is of the numbers in the data: one for each piece, and one for the end of each sentence.
     """
     pieces = 2 + 2 + 0 + 3 + 20
     unknown = round(100 * 2 / (pieces + 24), 2)

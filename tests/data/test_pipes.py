@@ -27,7 +27,7 @@ from ..support.translated import as_lines, random_sentences, with_wrong_words, w
 def make_pipe(tmp_path):
     """Provide a function that makes a named pipe with a text in it, and returns its path.
 
-    The test fails if the text has not been read at its end.
+    A test that ends before the text has been read fails.
     """
     with filled_pipes() as make_filled:
 
@@ -103,7 +103,7 @@ def test_the_copy_of_a_pipe_or_standard_input_is_removed(make_source):
 
 
 def test_an_error_about_the_copy_of_a_pipe_names_the_pipe(make_pipe):
-    """The user does not know the copy."""
+    """The user does not know of the copy."""
     pipe = make_pipe("a\n")
 
     with refused(f"{pipe}, line 2") as caught, rereadable(pipe) as copy:
@@ -127,9 +127,9 @@ def test_standard_input_that_is_closed_is_refused(monkeypatch):
 
 @pytest.fixture
 def generated_output(tmp_path):
-    """Provide the file o.txt with the log of fairseq-generate and its output behind, as a terminal shows them.
+    """Provide the file o.txt with the log of fairseq-generate and, behind it, the output, as a terminal shows them.
 
-    Of the words of the 30 translations a fifth are wrong.
+    A fifth of the words in the 30 translations are wrong.
     """
     references = random_sentences(30)
     translations = with_wrong_words(references, rate=0.2)
@@ -144,7 +144,7 @@ def test_scores_of_an_output_are_the_same_wherever_it_is_read_from(generated_out
 
     scores = score(make_source(generated_output.read_text()))
 
-    assert of_file["generation"]["seconds"] == 2.5  # of the log, which is read too
+    assert of_file["generation"]["seconds"] == 2.5  # from the log, which is read too
     assert scores == of_file
 
 

@@ -49,7 +49,7 @@ def test_an_error_in_a_worker_process_is_raised_here(monkeypatch):
 
 
 def test_worker_processes_end_with_the_one_that_started_them(tmp_path):
-    """A child that maps lines in two processes is killed; they have written their numbers into tmp_path before."""
+    """A child that maps lines in two worker processes is killed. Each worker has made a file named by its number."""
 
     def announce_and_sleep(line):
         (tmp_path / str(os.getpid())).touch()

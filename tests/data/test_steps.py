@@ -158,7 +158,7 @@ def test_a_step_whose_output_is_not_whole_is_run_again_and_all_after_it(kind, pr
 
 
 def test_a_step_that_fails_leaves_no_output(program):
-    program.words = None  # it cannot be written
+    program.words = None  # cannot be written
 
     with pytest.raises(TypeError):
         program()

@@ -85,7 +85,7 @@ TYPED = [
     Typed("\"a\" it's - ...", "“a” it’s – …", "\"a\" it's - ..."),
     Typed("it’s", "it's", "it’s"),  # the training text's own apostrophe
     Typed("“a” \"b\"", "“a” \"b\"", "“a” \"b\""),  # the training text has both
-    Typed("a", "“a”", "“a”"),  # it has neither “ nor \"
+    Typed("a", "“a”", "“a”"),  # the training text has neither “ nor \"
     Typed("ABC 123!", "ＡＢＣ\u3000１２３！", "ABC 123!"),  # full width
     Typed("，。！１２", ",12!", "，１２！"),
     Typed("カガ", "ｶｶﾞ", "カガ"),  # half width
@@ -162,7 +162,7 @@ def test_prepared_data_say_the_form_of_each_language(prepared_folder):
     german = read_form(prepared_folder, "de")
 
     assert french.apply("été d’hiver") == normalize("NFD", "été d'hiver")
-    assert german.apply(normalize("NFD", "ö „“ ”")) == "ö „“ ”"  # it has no " to put in the place of ”
+    assert german.apply(normalize("NFD", "ö „“ ”")) == "ö „“ ”"  # German has no " to put in the place of ”
 
 
 def test_a_language_that_the_data_do_not_have_has_no_form(prepared_folder):

@@ -69,7 +69,7 @@ class Trained:
     """
 
     def __init__(self, kind: str, data: Path, folder: Path):
-        """Make the data, the model and its checkpoint in `folder`; data: a translator's, with a dictionary for both."""
+        """Make the data, the model and its checkpoint in `folder`; data: a translator's, of one dictionary."""
         self.kind = kind
         self.folder = folder
         self.flags = KINDS[kind]
@@ -177,7 +177,7 @@ def test_a_training_on_data_with_another_dictionary_is_refused(trained_as, kind,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", OTHER_DICTIONARIES)
 def test_a_checkpoint_with_data_of_another_dictionary_is_refused(trained_as, kind, change):
-    """The refusal names the data of its run, which would do."""
+    """The refusal names the data of the checkpoint's run, which have the right dictionary."""
     trained = trained_as(kind)
     other = trained.data_with(change)
 
@@ -208,7 +208,7 @@ def test_the_same_vocabulary_is_taken(load, trained_as, kind, same, vocabulary_w
 @pytest.mark.parametrize("kind", WITH_PIECES)
 @load_to_train_or_use
 def test_text_that_another_sentencepiece_model_has_cut_is_refused(load, trained_as, kind):
-    """The dictionary is the same."""
+    """The other data have the same dictionary."""
     trained = trained_as(kind)
     other = trained.copy_of_data("pieces", pieces=other_pieces())
 
@@ -218,7 +218,7 @@ def test_text_that_another_sentencepiece_model_has_cut_is_refused(load, trained_
 
 @pytest.mark.parametrize("kind", WITH_PIECES)
 def test_text_that_was_cut_by_unknown_means_is_taken(trained_as, kind, tmp_path):
-    """The dictionary is the same, and there is no spm.model beside the data."""
+    """The data have the same dictionary, and no spm.model."""
     trained = trained_as(kind)
     unknown = copy_data(trained.data, tmp_path / "no pieces")
     (unknown / "spm.model").unlink()
@@ -238,7 +238,10 @@ def test_a_checkpoint_without_digests_is_compared_by_the_data_of_its_run(load, t
 
 
 def test_a_checkpoint_without_digests_that_was_saved_again_is_compared_by_the_data_of_its_run(trained_as, tmp_path):
-    """A script has loaded it by fairseq's function, which puts its origin, without digests, into its task_state."""
+    """A script has loaded the checkpoint by fairseq's function, and saved it again.
+
+    Loading puts the checkpoint's origin, without digests, into its task_state.
+    """
     trained = trained_as("translation")
     old = without_digests(trained.path, tmp_path / "old.pt")
     again = tmp_path / "again.pt"
@@ -277,7 +280,7 @@ def test_a_checkpoint_without_digests_takes_its_own_vocabulary(trained_as, kind,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_that_cannot_be_compared_gives_one_warning(trained_as, kind, vocabulary_warnings, tmp_path):
-    """It has no digests, and the data of its run are gone."""
+    """The checkpoint has no digests, and the data of its run are gone."""
     trained = trained_as(kind)
     gone = tmp_path / "gone"
     old = without_digests(trained.path, tmp_path / "old.pt", data=str(gone))
@@ -346,7 +349,7 @@ def test_an_export_to_fairseq_s_transformer_keeps_the_vocabulary(trained_as, tmp
 
 
 def test_the_average_of_checkpoints_keeps_their_vocabulary(trained_as, tmp_path):
-    """It has the digests if one of the checkpoints has them."""
+    """The average has digests if one of the checkpoints has them."""
     trained = trained_as("translation")
     old = without_digests(trained.path, tmp_path / "old.pt")
 
@@ -400,7 +403,10 @@ def with_other_weights(trained: Trained, path: Path) -> Path:
 
 
 def kinds_with_other_dictionaries():
-    """Return each kind of model with each change of the dictionary; by default all are tried for translation alone."""
+    """Return each kind of model with each change of the dictionary.
+
+    By default translation is tried with all changes, and the other kinds with "more symbols" alone.
+    """
     cases = []
     for kind, change in product(KINDS, OTHER_DICTIONARIES):
         by_default = kind == "translation" or change == "more symbols"
@@ -410,7 +416,7 @@ def kinds_with_other_dictionaries():
 
 @pytest.mark.parametrize(("kind", "change"), kinds_with_other_dictionaries())
 def test_a_new_vocabulary_keeps_the_embeddings_of_common_symbols(trained_as, kind, change, tmp_path):
-    """Rows of embeddings move to their symbols; rows of other symbols are as drawn, all else is the checkpoint's."""
+    """Rows of embeddings move with their symbols. Rows of new symbols are as drawn. All else is the checkpoint's."""
     trained = trained_as(kind)
     other = trained.data_with(change)
     checkpoint = with_other_weights(trained, tmp_path / "checkpoint.pt")
@@ -501,7 +507,7 @@ def test_a_pretrained_encoder_of_the_same_vocabulary_is_taken(trained_as, tmp_pa
 def generator_with(trained_as):
     """Provide a function that builds the generator of fairseq-generate --lm-path lm.pt for a given language model.
 
-    It adds the scores of the language model to those of the same symbols of a translator.
+    The generator adds the scores of the language model to those of the same symbols of a translator.
     """
     translator = trained_as("translation")
     trainer = translator.start_from(translator.path, translator.data)
@@ -531,7 +537,7 @@ def test_a_language_model_of_the_same_vocabulary_may_score(trained_as, generator
 
 
 def test_all_processes_of_a_training_refuse_another_vocabulary(trained_as, tmp_path):
-    """The first of them reads the checkpoint for all."""
+    """The first process reads the checkpoint for all."""
     trained = trained_as("translation")
     other = trained.data_with("another order")
     words = (other, *FLAGS, *trained.flags, "--max-update", "1", "--finetune-from-model", trained.path)
@@ -559,7 +565,7 @@ PROGRAMS = {  # what is done -> program, flags with {path} and {folder} of the c
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_fairseq_s_programs_refuse_another_vocabulary_in_one_line(trained_as, name, tmp_path):
-    """They end before a checkpoint is written."""
+    """The programs end before a checkpoint is written."""
     trained = trained_as("translation")
     other = trained.data_with("another order")
     program, *flags = PROGRAMS[name]
@@ -587,7 +593,7 @@ def digest_of_pieces(path: Path, model: bytes) -> str | None:
 
 
 def test_settings_of_sentencepiece_s_training_do_not_change_a_digest(tmp_path):
-    """A model records them, as the number of sentences at most; the pieces are the same."""
+    """A model records such settings, for example the largest number of sentences. The pieces are the same."""
     text = letters_and_numbers(300)
     model = sentencepiece_model(text, vocab=40)
     again = sentencepiece_model(text, vocab=40, input_sentence_size=1_000_000)

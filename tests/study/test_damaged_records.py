@@ -197,7 +197,7 @@ each_file = pytest.mark.parametrize("name", READERS)
 
 @pytest.fixture
 def read_or_refuse(name, tmp_path):
-    """Give a function that writes bytes into the file `name` and reads it, or checks the error that refuses it."""
+    """Provide a function that writes bytes into the file `name` and reads it, or checks the error that refuses it."""
     path = tmp_path / name
     (tmp_path / "bin").mkdir()
 
@@ -246,7 +246,7 @@ def test_json_nested_100000_times_is_read_or_refused(name, content, read_or_refu
 
 # Settings that fairseq evaluates as Python.
 
-TOO_LONG = f"[0] * {LONGEST + 1}"  # would make a list of more than 100,000 entries
+TOO_LONG = f"[0] * {LONGEST + 1}"  # would make a list of 100,001 entries
 CODE = [
     "__import__('os').system('x')",
     "open('x')",
@@ -266,12 +266,12 @@ def in_config(text):
 
 
 def in_arguments(text):
-    """Return the same as checkpoints of old releases have it."""
+    """Return settings with this encoder_layers as checkpoints of old releases have them, in a Namespace."""
     return Namespace(encoder_layers=text)
 
 
 def in_arguments_of_an_inner_model(text):
-    """Return the same of the wav2vec model inside a model that was fine-tuned from it."""
+    """Return settings with this encoder_layers of the wav2vec model inside a model that was fine-tuned from it."""
     return {"model": {"w2v_args": Namespace(encoder_layers=text)}}
 
 

@@ -70,10 +70,10 @@ class Cell(NamedTuple):
 # The runs' numbers follow from write_runs_of_every_figure, the papers' stand in paper.toml.
 CELLS_OF_FIGURES = {
     3: [
-        # Gradient norms of 18 layers, from the top; that of layer l is l / 10, and 5 below layer 18 is layer 13.
+        # Gradient norms of 18 layers, counted from the top. That of layer l is l / 10; 5 below layer 18 is layer 13.
         Cell(1, row="5", column="Post-LN", shown="1.30 (0.2)"),
         Cell(1, row="0", column="Post-LN-init", shown="1.80 (2.25)"),
-        # That of the last layer, by depth; the paper has a range.
+        # Gradient norm of the last layer, by depth; the paper has a range.
         Cell(2, row="6", column="Post-LN", shown="0.600 (0.630 to 0.740)"),
         # Validation loss after 2 epochs, which the paper counts as epoch 1.
         Cell(3, row="2", column="Post-LN-init", shown="6.50 (6.7)"),
@@ -123,7 +123,7 @@ for figure, cells in CELLS_OF_FIGURES.items():
 
 @pytest.mark.parametrize(("figure", "cell"), FIGURES_AND_CELLS)
 def test_figures_show_the_numbers_worked_out_by_hand(figure, cell, drawn_runs):
-    """Runs of Figure 4 have values of 99 where it does not look: at other LayerNorms and at single weights."""
+    """Runs of Figure 4 have values of 99 where the figure does not look: at other LayerNorms and at single weights."""
     text = (drawn_runs / f"figure{figure}.md").read_text()
 
     assert table_of_text(text, cell.table)[cell.row][cell.column] == cell.shown
@@ -188,7 +188,7 @@ def test_bleu_of_a_language_in_figure_10_is_the_mean_over_its_source_languages(t
 
 
 def test_systems_of_one_name_and_depth_in_figure_10_have_a_line_each(tmp_path):
-    """As one system translated with two beams; the name of its run tells it from the other."""
+    """One system translated with two beams, for example. The names of the runs tell its lines apart."""
     for beam, bleu in (("beam1", 11.0), ("beam5", 12.0)):
         score = scores_of_flores({"de-en": bleu})
         write_figure_run(tmp_path, 10, beam, "pre_ln", 24, score=score, system="M2M-100")
@@ -298,15 +298,18 @@ def write_decoder_run(root, name, method, probes):
 
 
 def gradient_probe(first_layer, ratio):
-    """Return the probe of gradients: that of fc2 is `first_layer` in layer 1, and in each other `ratio` x the last."""
-    values = {"decoder.1": 99.0}  # is not fc2's
+    """Return the probe of gradients: fc2's is `first_layer` in layer 1, and in each later one `ratio` x that before."""
+    values = {"decoder.1": 99.0}  # not of fc2
     for layer in LAYERS:
         values[f"decoder.{layer}.ffn.fc2"] = first_layer * ratio ** (layer - 1)
     return {"gradient_l1": values}
 
 
 def scale_probe(base):
-    """Return the probe of learned scales: in layer l their median is base + l / 100, least and largest +- 0.1."""
+    """Return the probe of learned scales.
+
+    In layer l their median is base + l / 100, the least is 0.1 below it, and the largest 0.1 above it.
+    """
     values = {}
     for layer in LAYERS:
         median = base + layer / 100
@@ -321,7 +324,7 @@ def scale_probe(base):
 def drawn_decoders(tmp_path_factory):
     """Provide runs of Post-LN, Pre-LN and NormFormer, drawn by `deepnet report`.
 
-    In each the gradients of the first 1,000 updates are recorded twice, at updates 0 and 500.
+    Within the first 1,000 updates the gradients of each run are recorded twice, at updates 0 and 500.
     """
     root = tmp_path_factory.mktemp("recorded")
     post_ln = {
@@ -374,14 +377,17 @@ def test_the_text_of_gradients_has_its_number_and_the_papers_words(text_of_gradi
     ],
 )
 def test_gradients_by_layer_are_the_mean_of_the_first_1000_updates(method, layer, shown, text_of_gradients):
-    """In layer 1 they are 1 and 3 at first, of NormFormer 2 and 4; those at update 5,000 do not count."""
+    """The gradients of layer 1 at updates 0 and 500 are 1 and 3, with NormFormer 2 and 4. Update 5,000 is too late."""
     by_layer = table_of_text(text_of_gradients, 1)
 
     assert by_layer[layer][method] == shown
 
 
 def test_the_ratio_of_first_and_last_gradient_is_shown_by_update(text_of_gradients):
-    """Over 11 steps from layer to layer it is ratio^-11; Post-LN has no gradients at update 5,000."""
+    """Layer 12 is 11 layers behind layer 1, so that first / last is ratio^-11.
+
+    Post-LN has no gradients at update 5,000.
+    """
     by_update = table_of_text(text_of_gradients, 2)
 
     at_500 = {"Post-LN": "0.000488", "Pre-LN": "2048", "NormFormer": "1.00"}  # 2^-11, 0.5^-11, 1
@@ -419,7 +425,7 @@ def test_learned_gains_are_those_of_the_last_update_beside_the_papers(layer, sho
 
 
 def test_learned_gains_of_attention_have_the_papers_range_from_layer_2_on(text_of_scales):
-    """The paper's gain of layer 1 is far below it."""
+    """The paper's gain of layer 1 is far below that range."""
     first, *others = table_of_text(text_of_scales, 2).values()
 
     assert "(0.140)" in first["NormFormer"]
@@ -461,7 +467,7 @@ def test_methods_of_one_panel_differ_in_colour_or_marker(norm):
 
 
 def test_a_fit_over_the_logarithm_finds_slope_and_intercept():
-    """Of y = slope log10 x + intercept: log10 x grows by 1 from 10 to 100, and y by 2."""
+    """The line is y = slope log10 x + intercept. From x = 10 to 100 log10 x grows by 1, and y by 2."""
     law = fitted({10: 3, 100: 5})
 
     assert law.slope == pytest.approx(2)

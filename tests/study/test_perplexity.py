@@ -58,7 +58,7 @@ def test_a_folder_without_logs_is_refused(tmp_path):
 
 def test_a_log_without_a_loss_is_refused(tmp_path):
     log = tmp_path / "valid.txt"
-    log.write_text(MASKED.replace('"valid_loss"', "valid_loss"))  # is no JSON then
+    log.write_text(MASKED.replace('"valid_loss"', "valid_loss"))  # the line is no JSON then
 
     with refused(log) as caught:
         score(log, paper="perplexity")

@@ -26,7 +26,8 @@ class Judged(NamedTuple):
     diverged: bool
 
 
-# A run has diverged if after 400 updates or more its last four losses are still above 68% of the first, 10 bits.
+# A run has diverged if the mean of its last four losses is not finite. It has diverged too if after 400 updates or more
+# this mean is still above 68% of the first loss, 10 bits.
 JUDGED = {
     "healthy": Judged(HEALTHY, diverged=False),
     "stuck": Judged(STUCK, diverged=True),
@@ -53,7 +54,7 @@ def test_a_run_with_the_mark_diverged_has_diverged_whatever_its_losses(case, tmp
 
 
 def test_a_run_with_the_mark_stuck_has_diverged_but_not_in_nan(tmp_path):
-    """By its losses alone it would not count as diverged; without a score it has no BLEU."""
+    """By its losses alone the run would not count as diverged. It has no BLEU because it was not scored."""
     folder = write_figure_run(tmp_path, 6, "stopped", losses=losses_falling_to(6.0, last=200))
     (folder / "stuck").write_text("stuck at update 200: validation loss 8.05 bits\n")
 
@@ -88,7 +89,7 @@ def line_of_log(update, loss):
 
 
 def test_a_run_that_died_and_resumed_has_one_curve(tmp_path):
-    """It died after update 75 and resumed at 50, so that update 75 is logged twice: the second loss counts."""
+    """The run died after update 75 and resumed at 50, so that update 75 is logged twice. The second loss counts."""
     path = tmp_path / "train.log"
     first_attempt = line_of_log(25, 9.0) + line_of_log(50, 8.0) + line_of_log(75, 7.5)
     second_attempt = line_of_log(75, 7.0) + line_of_log(100, 6.0)
@@ -102,7 +103,7 @@ def test_a_run_that_died_and_resumed_has_one_curve(tmp_path):
 
 
 def test_wall_time_is_the_sum_of_the_attempts(tmp_path):
-    """Time between attempts does not count, nor lines of loggers other than the training's."""
+    """Time between attempts does not count. Lines of loggers other than the training's do not count either."""
     path = tmp_path / "train.log"
     path.write_text(
         "2026-11-21 08:00:00 | INFO | fairseq.tasks.text_to_speech | Please install tensorboardX\n"
@@ -146,7 +147,7 @@ GRADIENT = {"gradient_l1": {"decoder.1.ffn.fc2": 1.0}}  # what a probe recorded 
 
 
 class WrongFact(NamedTuple):
-    """A figure, facts in run.json that it does not know, and what the refusal names: the fact, and others it knows."""
+    """A figure, facts in run.json that are wrong for it, and what the refusal names, such as values that it knows."""
 
     figure: int
     facts: dict
@@ -183,7 +184,7 @@ def test_facts_that_the_figure_does_not_know_are_refused(figure, facts, named, t
     [(3, {"part": "curve", "method": "post_ln"}, "validation"), ("depth", {"log": "nothing here\n"}, "training")],
 )
 def test_logs_without_the_losses_that_the_figure_shows_are_refused(figure, parts, lacking, tmp_path):
-    """By default a log has losses of training alone."""
+    """The log that write_figure_run writes by default has losses of training alone."""
     folder = write_figure_run(tmp_path, figure, "run", **parts)
 
     with refused(folder / "train.log") as caught:
@@ -206,7 +207,7 @@ def test_runs_without_the_probe_that_the_figure_shows_are_refused(figure, record
 
 
 def test_gradients_probed_after_the_first_1000_updates_alone_are_refused(tmp_path):
-    """NormFormer's Figure 3 is the mean over the first 1,000."""
+    """NormFormer's Figure 3 shows the mean over the first 1,000 updates."""
     folder = write_figure_run(tmp_path, "normformer3", "run", probes={1500: GRADIENT})
 
     with refused(folder / "probes.jsonl") as caught:

@@ -67,7 +67,7 @@ def test_any_other_failure_is_an_error_with_the_last_line_and_the_log(begun_run)
 
 
 def test_what_an_earlier_attempt_printed_does_not_count(begun_run):
-    begun_run.log.write_text(f"{DIVERGED}\n")  # of the earlier attempt
+    begun_run.log.write_text(f"{DIVERGED}\n")  # printed by the earlier attempt
     begun_at = begun_run.size_of_log()
     with open(begun_run.log, "a") as log:
         log.write("killed\n")
@@ -81,7 +81,7 @@ def test_what_an_earlier_attempt_printed_does_not_count(begun_run):
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 128 + 15), ("SIGUSR1", 128 + 10), ("SIGINT", 128 + 2)])
 def test_a_training_that_a_signal_stopped_ends_with_the_signals_status(name, status, begun_run):
-    """It is not over, and so goes on later. The log names the signal, since torchrun's own status is 1."""
+    """The training is not over, and may go on later. The log names the signal, since torchrun's own status is 1."""
     begun_run.log.write_text(
         f"2026-01-01 | INFO | run | stopped by {name} after update 7: x.pt is saved, the same command ..\n"
     )

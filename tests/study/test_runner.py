@@ -1,8 +1,8 @@
 """Tests of the runner of programs: so many cells at a time, pauses, errors, signals, and what programs take.
 
-A cell is a coroutine that runs programs, as the training, translating and scoring of one entry of a table. It is given
-its place, a dictionary of environment variables, such as the GPU that it may use. `show` is a function that the runner
-calls every so many seconds, usually to print progress; here it watches the programs, or acts on them.
+A cell is a coroutine that runs programs, as the training, translating and scoring of one entry of a table. A cell is
+given its place, a dictionary of environment variables, such as the GPU that it may use. `show` is a function that the
+runner calls every so many seconds, usually to print progress; here it watches the programs, or acts on them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ OFTEN = 0.02  # seconds between two calls of `show`
 
 # Programs.
 
-# Arguments: a folder and a name. It writes its number into NAME.pid and makes NAME.begun, waits for NAME.go, and makes
-# NAME.ended.
+# Arguments: a folder and a name. The program writes its process number into NAME.pid, makes NAME.begun, waits for
+# NAME.go, and makes NAME.ended.
 WAITS_FOR_A_FILE = """import os, pathlib, sys, time
 folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
 (folder / f"{name}.pid").write_text(str(os.getpid()))
@@ -37,7 +37,8 @@ folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
 while not (folder / f"{name}.go").exists():
     time.sleep(0.01)
 (folder / f"{name}.ended").touch()"""
-# Arguments: a file in which it writes "saved" upon SIGTERM, as fairseq-train saves, and a file that says it has begun.
+# Arguments: a file into which the program writes "saved" upon SIGTERM, as fairseq-train saves, and a file that it makes
+# when it has begun.
 SAVES_WHEN_TERMINATED = """import pathlib, signal, sys, time
 def save(number, frame):
     pathlib.Path(sys.argv[1]).write_text("saved")
@@ -56,7 +57,7 @@ held = bytearray({MEMORY_OF_BUSY})
 end = time.process_time() + {SECONDS_OF_BUSY}
 while time.process_time() < end:
     pass"""
-# Argument: a file, into which it writes the time over and over.
+# Argument: a file, into which the program writes the time over and over.
 WRITES_THE_TIME = """import pathlib, sys, time
 while True:
     pathlib.Path(sys.argv[1]).write_text(str(time.monotonic()))"""
@@ -205,7 +206,7 @@ def test_a_pause_suspends_the_programs_that_run(tmp_path):
     with pytest.raises(SystemExit):
         runner.run([cell])
 
-    seen_when_suspended = seen_during_pause[LOOKS // 2 :]  # it may run on for a moment
+    seen_when_suspended = seen_during_pause[LOOKS // 2 :]  # the program may run on for a moment
     assert len(set(seen_when_suspended)) == 1
 
 
@@ -257,7 +258,7 @@ def test_the_error_of_a_cell_is_raised_after_the_programs_of_others_have_saved(t
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_runner_after_its_programs_have_saved(kind, tmp_path):
-    """The exit status is that of the signal, and the handlers are again those before."""
+    """The exit status is that of the signal, whose handler is again the one before."""
     begun = tmp_path / "begun"
     saved = tmp_path / "saved"
     handler_before = signal.getsignal(kind)

@@ -102,7 +102,7 @@ def test_ter_of_tokens_is_that_of_sacrebleus_command(tmp_path):
 
 
 def test_chrf_has_a_mean_over_samples_some_without_a_match():
-    """In samples of the second sentence alone nothing matches; sacreBLEU 2.6.0 raises a TypeError."""
+    """In samples of the second sentence alone nothing matches. For these sacreBLEU 2.6.0 raises a TypeError."""
     chrf = score_with_interval(ChrF(), translations=["abc d", "zz x"], references=["abc d", "yy u"])
 
     assert 0 < chrf["mean"] < 100
@@ -176,7 +176,7 @@ def moses_data(tmp_path):
 
 @pytest.fixture
 def moses_data_of_one_direction(moses_data):
-    """Provide the same data with a binarised test set, which is of de-en."""
+    """Provide moses_data with a binarised test set of de-en alone."""
     (moses_data / "test.de-en.en.idx").touch()
     return moses_data
 
@@ -238,7 +238,7 @@ def test_without_raw_references_those_of_fairseq_are_detokenised(moses_output, m
 
 @pytest.fixture
 def text_of_odd_lines():
-    """Provide sentences, of which 14 have the word "Hund", and lines with Unicode separators, and an empty one."""
+    """Provide 40 sentences (14 have the word "Hund"), three lines with Unicode separators, and an empty line."""
     return [
         *random_sentences(40),
         "eins\u2028zwei drei vier fuenf",
@@ -337,7 +337,7 @@ def test_marks_of_pieces_in_a_single_line_are_scored_as_text(mark, cut, tmp_path
 @pytest.mark.parametrize("place", ["beside", "within"])
 @pytest.mark.parametrize("logged", [{"direction": "de-en"}, {"seconds": 2.5}], ids=["test set", "speed"])
 def test_fewer_sentences_than_the_log_says_are_refused(logged, place, tmp_path):
-    """Either line of the log has the number of sentences: that on the test set, and that on speed."""
+    """The log has a line on the test set and a line on speed. Each of them has the number of sentences."""
     path = tmp_path / "o.txt"
     log = tmp_path / "o.log"
     write_generated(path, random_sentences(120), random_sentences(120), **logged)
@@ -482,7 +482,7 @@ def test_the_printed_table_leaves_out_columns_that_are_empty(tmp_path, capsys):
 
 
 def test_of_two_bleus_the_table_says_what_each_is(tmp_path, capsys):
-    """Each column has a line below the table, which names its kind, besides the lines of their signatures."""
+    """Below the table is a line for each of the two columns that names its kind of BLEU."""
     path = write_generated(tmp_path / "o.txt", FOUR_WORDS, FOUR_WORDS, direction="de-en")
 
     main(["score", str(path), "--paper", "tokenised"])

@@ -2,7 +2,7 @@
 
 BLEU counts words, so that it depends on how text is split: by sacreBLEU's tokenizer for the language ("13a" for most),
 by the tokenisers of M2M-100's paper (--paper m2m), or into pieces of Flores-101's SentencePiece model (--paper spbleu).
-The signature of a score names the tokenizer behind "tok:".
+sacreBLEU has no tokenizer for Thai, which PyThaiNLP splits. The signature of a score names the tokenizer behind "tok:".
 """
 
 import sys
@@ -74,7 +74,8 @@ def test_spbleu_without_its_model_names_its_address_and_where_to_put_it(tmp_path
 class Words(NamedTuple):
     """A line, and its words with blanks between them, by M2M-100's protocol and by sacreBLEU's tokenizer.
 
-    Those of M2M-100 are by hand, or by the library that its script examples/m2m_100/tok.sh calls.
+    Words by M2M-100's protocol are by hand, or by the library that its script examples/m2m_100/tok.sh calls. sacreBLEU
+    has no tokenizer for Thai: its words in `of_sacrebleu` are by PyThaiNLP.
     """
 
     line: str
@@ -162,7 +163,7 @@ def test_the_tokeniser_of_a_language_splits_as_m2m_100_does(language):
 
 
 def test_bleu_of_m2m_100_counts_its_words(language, output_in_language):
-    """Split or not, the words are the same, so that BLEU is 100."""
+    """A line has the same words whether it is split or not, so that BLEU is 100."""
     _split, name = tokeniser(language)
 
     result = score(output_in_language, paper="m2m")
@@ -172,7 +173,7 @@ def test_bleu_of_m2m_100_counts_its_words(language, output_in_language):
     assert f"|tok:m2m.{name}|" in result["signature"]
 
 
-def test_by_default_words_are_those_of_sacrebleus_tokenizer(language):
+def test_by_default_words_are_those_of_the_tokenizer_for_the_language(language):
     bleu = bleu_of_language(language, lowercase=False, tokenize=None)
 
     assert bleu.tokenizer(WORDS[language].line).split() == WORDS[language].of_sacrebleu.split()
@@ -186,7 +187,7 @@ def test_by_default_the_signature_names_the_tokenizer_of_the_language(language, 
 
 
 def test_a_language_without_blanks_and_tokenizer_is_noted(language, output_in_language):
-    """That is Burmese, for which sacreBLEU has no tokenizer."""
+    """Burmese (my) is written without blanks, and sacreBLEU has no tokenizer for it."""
     notes = score(output_in_language)["notes"]
 
     number_of_notes = 1 if language == "my" else 0
@@ -206,7 +207,7 @@ def test_bleu_of_chinese_is_that_of_sacrebleus_command(tmp_path):
 
     (peer,) = scores_of_sacrebleu(tmp_path, CHINESE_TRANSLATIONS, CHINESE_REFERENCES, "-l", "en-zh")
     *numbers, signature = entry_as_list(result["sacrebleu"])  # score, mean and half interval of samples
-    *numbers_of_peer, _signature = peer  # the command's names the languages, too
+    *numbers_of_peer, _signature = peer  # the signature of the command names the languages, too
     assert numbers == numbers_of_peer
     assert "tok:zh" in signature
 
@@ -252,7 +253,7 @@ def test_a_tokeniser_of_m2m_100_without_its_library_names_what_to_install(langua
 
 
 @pytest.mark.parametrize("language", ["ja", "ko", "th"])
-def test_a_tokenizer_of_sacrebleu_without_its_library_names_what_to_install(language, without_libraries):
+def test_a_default_tokenizer_without_its_library_names_what_to_install(language, without_libraries):
     with refused("tokenizer") as caught:
         bleu_of_language(language, lowercase=False, tokenize=None)
 

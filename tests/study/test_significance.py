@@ -149,9 +149,9 @@ def test_translations_of_other_sentences_are_refused(sentences, baseline, tmp_pa
 
 
 def test_systems_without_a_common_direction_are_refused(baseline, tmp_path):
-    """Both translate de-en, but a direction is common only within test sets of one name.
+    """Both systems translate de-en, but a direction is common only within test sets of one name.
 
-    That of the baseline, generated.txt, has no name; the other, a file SRC-TGT.txt, is of the set "test".
+    The baseline's test set, of generated.txt, has no name. That of the other system, of de-en.txt, is named "test".
     """
     multilingual = tmp_path / "multilingual"
     write_generated(multilingual / "de-en.txt", REFERENCES, REFERENCES)
@@ -195,7 +195,7 @@ def test_systems_are_compared_in_the_directions_that_both_have(multilingual_syst
 
 
 def test_the_printed_table_has_a_star_behind_p_of_a_difference(multilingual_systems, capsys):
-    """Rows of the baseline and of the new system come first of de-en, in which that is better."""
+    """The first two rows are of de-en, in which the new system is better than the baseline."""
     base, new = multilingual_systems
 
     main(["score", str(base), str(new)])

@@ -30,7 +30,7 @@ CHINESE_TRANSLATIONS = ["我是学生，真的。", "今天的天气好。", "�
 
 
 def with_unknown_last_words(sentences):
-    """Return lines T-n of sentences whose last word is not in the dictionary, which fairseq prints as <<unk>>.
+    """Return sentences with a further word that is not in the dictionary, which fairseq prints as <<unk>> in lines T-n.
 
     <<unk>> matches no word, so that scores against these lines are lower than against raw references.
     """
@@ -157,7 +157,7 @@ def test_notes_are_in_the_json_of_comparisons(prescribed, unconstrained_output, 
     assert comparison["notes"] == [note]
 
 
-# The same without a log, from the text alone.
+# References that were forced into the search, noticed without a log, from the text alone.
 
 
 def with_beginnings_of_references(references, words):
@@ -374,7 +374,7 @@ def test_two_translations_of_one_test_set_are_refused(results_of_two_checkpoints
 
 
 def test_a_checkpoint_in_the_name_of_results_is_no_direction(results_of_two_checkpoints):
-    """The folder then scores as its only file does."""
+    """A folder with one file of results scores as the file does."""
     (results_of_two_checkpoints / "generate-test-checkpoint_last.txt").unlink()
 
     of_folder = score(results_of_two_checkpoints)
