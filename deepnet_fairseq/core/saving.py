@@ -56,8 +56,8 @@ def load(path: str | os.PathLike[str]) -> DeepModel:
         raise UserError(path, f"{problem}; {WAY_OUT}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UserError(path, f"{error.strerror}; {WAY_OUT}") from error
+    except PermissionError as error:
+        raise UserError(path, f"may not be read ({error.strerror}); {WAY_OUT}") from error
     except Exception as error:  # a damaged file makes its readers raise anything
         raise UserError(path, f"damaged or another program's; {WAY_OUT}") from error
     if not isinstance(content, dict) or content.get("format") != VERSION:
