@@ -1,4 +1,4 @@
-"""Tests of Admin in fairseq's programs: it is profiled once, before the optimiser is built, and never again.
+"""Tests of Admin in fairseq's programs: a model is profiled once, before the optimiser is built, and never again.
 
 A profile measures the variance of every residual branch on a batch, from which the branch's omega follows (Liu et al.
 2020). It comes from `deepnet profile`, in a file, or from the training itself by --admin-profile auto.
@@ -30,7 +30,7 @@ PROFILED = "admin profile"  # in a line of the log wherever a model is profiled,
 
 
 class Profile(NamedTuple):
-    path: Path  # a JSON file: "omega" -> branch, as "decoder.2.ffn" -> number
+    path: Path  # a JSON file, {"omega": {"decoder.2.ffn": 1.5, ..}}: a number for each branch
     printed: str  # by the command that wrote it
 
 
@@ -41,7 +41,7 @@ class Trained(NamedTuple):
 
 @pytest.fixture(scope="module")
 def profile(data, tmp_path_factory) -> Profile:
-    """Provide a file of `deepnet profile`."""
+    """Provide the file that `deepnet profile` has written, and what the command has printed."""
     path = tmp_path_factory.mktemp("profile") / "profile.json"
     printed = run("deepnet", "profile", data, *TRAIN_FLAGS, *ADMIN, "--out", path).stdout
     return Profile(path, printed)
@@ -77,7 +77,7 @@ def test_a_training_with_auto_logs_the_profile_once(trained_with_auto):
     (line,) = [line for line in trained_with_auto.printed.splitlines() if PROFILED in line]
 
     assert "auto" in line
-    assert "encoder 1 to" in line  # from the omega of the first branch, which is 1, to that of the last
+    assert "encoder 1 to" in line  # omega goes from 1, the first branch's, to the last branch's
 
 
 def test_a_profile_from_a_file_trains_as_auto(profile, trained_with_auto, losses_with_profile):
@@ -95,7 +95,7 @@ def test_another_omega_in_the_file_changes_the_training(profile, trained_with_au
 
 @pytest.mark.parametrize("flags", [("--admin-profile", "no-longer-there.json"), ()], ids=["a missing file", "no flag"])
 def test_resuming_does_not_profile(flags, data, trained_with_auto):
-    """omega is in the checkpoint, of update 3: the flag is not needed, nor its file."""
+    """The checkpoint of update 3 holds omega, so a resume needs neither --admin-profile nor the file it names."""
     resume = ("--max-update", "4", "--no-save", "--restore-file", trained_with_auto.checkpoint)
 
     printed = run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, *resume, *flags).stdout
@@ -127,12 +127,12 @@ def test_a_profile_of_another_depth_is_refused(data, profile, tmp_path):
 
 
 def random_states() -> tuple:
-    """Return the states of the generators of Python and numpy, of which fairseq draws the order of batches."""
+    """Return the states of the generators of Python and numpy, from which fairseq draws the order of batches."""
     return random.getstate(), numpy.random.get_state()[1].tolist()
 
 
 def test_the_profiled_batch_is_the_first_one_trained_on(data):
-    """It is taken from fairseq's own iterator, which then draws the same random numbers as without a profile."""
+    """The batch is taken from fairseq's own iterator, which then draws the same random numbers as without a profile."""
     words = [str(data), *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--seed", "7"]
     trainer = build_trainer(parse_training_flags(words))
     epoch = trainer.get_train_iterator(epoch=1)

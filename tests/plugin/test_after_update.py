@@ -20,7 +20,7 @@ NGPT = ("--user-dir", ROOT / "scripts" / "ngpt", "--method", "ngpt", "--max-upda
 OURS = ("--optimizer", "deepnet_adam")
 ZERO = (*OURS, "--zero-sharding", "os")
 FLOAT32 = 1e-6  # largest difference of a length from 1
-HALF = 4e-3  # the same of weights in half precision
+HALF = 4e-3  # largest difference of a length from 1, of weights in half precision
 
 
 class Case(NamedTuple):
@@ -48,7 +48,7 @@ def train_ngpt(data, folder, *flags, processes: int = 1, check: bool = True) -> 
 def test_weights_of_ngpt_stay_on_the_sphere(name, data, tmp_path):
     """Each feature of a feed-forward network's hidden layer has weights of length 1, in fc1 and in fc2.
 
-    fc1 is (features, width), fc2 (width, features).
+    The shape of fc1 is (features, width), that of fc2 (width, features).
     """
     case = CASES[name]
     train_ngpt(data, tmp_path, *case.flags, processes=case.processes)

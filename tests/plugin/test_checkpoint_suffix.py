@@ -1,4 +1,4 @@
-"""Tests of --checkpoint-suffix: every command finds the files that a training with it has written."""
+"""Tests of --checkpoint-suffix: every command finds the files of a training that was given a suffix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TWO_UPDATES_AN_EPOCH = (
 FLAGS = (*TINY, *TWO_UPDATES_AN_EPOCH)
 COMMON = tuple(flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints"))
 GENERATE = ("--user-dir", USER_DIR, "--cpu")
-# of the trainings in three_trainings; 12: as of a job's number, so that checkpoint112.pt is of epoch 1
+# The suffixes of three_trainings. 12 stands for a job's number: with it, checkpoint112.pt is of epoch 1.
 SUFFIXES = ("", "_a", "12")
 UNUSED_SUFFIX = "_c"
 TEST_SENTENCES = 20
@@ -53,7 +53,8 @@ def one_training(suffix, three_trainings, tmp_path) -> Path:
     folder = tmp_path / "alone"
     folder.mkdir()
     for path in three_trainings.glob(f"checkpoint*{suffix}.pt"):
-        if reading.suffix_of(path) == suffix:  # checkpoint*.pt are the files of all three
+        # without a suffix, the pattern checkpoint*.pt finds the files of all three
+        if reading.suffix_of(path) == suffix:
             shutil.copy(path, folder)
     return folder
 
@@ -76,7 +77,7 @@ def test_fairseq_generate_reads_the_file_with_the_suffix(suffix, one_training, d
 
 
 def assert_names_the_missing_file(done, flag: str, path: Path) -> None:
-    """Check that a program has ended in one line, of its own flag and the missing file."""
+    """Check that a program has refused in one line, which names the flag and the missing file."""
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert flag in done.stderr
@@ -84,7 +85,7 @@ def assert_names_the_missing_file(done, flag: str, path: Path) -> None:
 
 
 def test_a_missing_file_to_translate_with_is_named_with_the_suffix(three_trainings, data):
-    """fairseq adds the suffix to a name that has it already, too."""
+    """fairseq adds the suffix even to a name that ends in it already."""
     path = ("--path", three_trainings / "checkpoint_best_a.pt", "--checkpoint-suffix", "_a")
 
     done = run("fairseq-generate", data, *GENERATE, *path, check=False)
@@ -129,7 +130,10 @@ def test_a_training_starts_from_the_restore_file_with_its_suffix(
 
 
 def test_a_missing_restore_file_of_a_yaml_is_refused(three_trainings, data, tmp_path):
-    """The config of fairseq-hydra-train is not checked with the command line; its file gets the suffix twice."""
+    """The check of the command line does not see the config of fairseq-hydra-train, so the training refuses the file.
+
+    The name of the restore file ends in the suffix already, and fairseq adds the suffix again.
+    """
     words = [str(data), *COMMON, *FLAGS, "--save-dir", str(tmp_path), "--checkpoint-suffix", "_a"]
     cfg = convert_namespace_to_omegaconf(parse_training_flags(words))
     cfg.checkpoint.restore_file = str(three_trainings / "checkpoint_1_1_a.pt")
@@ -146,7 +150,7 @@ BEST = ("--keep-best-checkpoints", "1", "--max-epoch", "3")
 
 
 def test_a_suffix_that_fairseq_takes_for_a_score_is_refused(data, tmp_path):
-    """fairseq reads the score of a best checkpoint behind the last _ of its name: the suffix must not have one."""
+    """fairseq reads the score of a best checkpoint behind the last "_" of its name: the suffix must have no "_"."""
     with refused("--checkpoint-suffix _a"):
         train(data, tmp_path, *FLAGS, *BEST, "--checkpoint-suffix", "_a", common=COMMON)
 
@@ -174,7 +178,7 @@ def test_a_finished_fine_tuning_makes_no_update_when_started_again(
 
 
 def test_epoch_weights_of_another_training_are_not_removed(data, tmp_path):
-    """--epoch-weights last:1 removes the weights of its own earlier epochs alone."""
+    """A training with --epoch-weights last:1 removes only the weights of its own earlier epochs."""
     of_the_last = ("--epoch-weights", "last:1")
 
     train(data, tmp_path, *FLAGS, *of_the_last, "--checkpoint-suffix", "", "--max-epoch", "2")
@@ -235,14 +239,15 @@ def test_the_best_checkpoints_are_those_of_one_training(suffix, three_trainings,
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_last_checkpoints_by_updates_are_those_of_one_training(suffix, three_trainings):
-    last = averaging.last(three_trainings, 3, suffix)  # more than there are epochs, of 4 updates
+    # there are only two epochs, so the last three of the four updates are taken
+    last = averaging.last(three_trainings, 3, suffix)
 
     assert names(last) == [f"checkpoint_1_2{suffix}.pt", f"checkpoint_2_3{suffix}.pt", f"checkpoint_2_4{suffix}.pt"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_suffix_is_read_from_the_files_where_no_name_tells_it(suffix, one_training):
-    """The names of checkpoint_last, _previous and _best alone tell it; numbered ones may end in a job's number."""
+    """Only the names of checkpoint_last, _previous and _best tell the suffix. Other names may end in a job's number."""
     for name in ("last", "previous", "best"):
         for path in one_training.glob(f"checkpoint_{name}*"):
             path.unlink()
@@ -260,4 +265,4 @@ def test_a_suffix_without_checkpoints_is_refused(three_trainings):
     with refused(three_trainings) as caught:
         averaging.last(three_trainings, 2, UNUSED_SUFFIX)
 
-    assert " 0 " in caught.value.way_out  # checkpoints where 2 are wanted
+    assert " 0 " in caught.value.way_out  # there are 0 checkpoints, where 2 are wanted

@@ -96,7 +96,7 @@ def test_saving_another_checkpoint_leaves_checkpoint_previous(last, previous, tm
 def test_a_save_follows_two_that_were_killed_between_their_renames(last, previous):
     """A save gives checkpoint_last the name checkpoint_previous, and then the new file the name checkpoint_last.
 
-    A run that was killed in between leaves both names to one file; the next save does not lose what it holds.
+    A run that was killed in between leaves one file with both names. The next save keeps what this file holds.
     """
     for updates in (1, 2, 3):
         atomic.save(state_after(updates), last)
@@ -182,14 +182,14 @@ FOLDER_BIT = 0x10  # in a zip member's attributes: turns it into a folder, for w
 
 
 def bits_to_flip(offset: int) -> set[int]:
-    """Return the bits to flip in the byte at an offset: FOLDER_BIT in each, and by turns the others in every fourth."""
+    """Return the bits to flip in the byte at an offset: FOLDER_BIT, and one of all eight by turns in every fourth."""
     if offset % 4 == 0:
         return {FOLDER_BIT, 1 << offset // 4 % 8}
     return {FOLDER_BIT}
 
 
 def test_a_flipped_bit_in_any_byte_is_noticed(tmp_path):
-    """A flipped bit is reported as damage, unless torch reads the same tensor, as with one in a time stamp."""
+    """A flipped bit is reported as damage, unless torch reads the same tensor, as after a flip in a time stamp."""
     path = tmp_path / "checkpoint1.pt"
     expected = torch.arange(100.0)
     file = io.BytesIO()
@@ -217,8 +217,8 @@ def test_a_missing_file_is_described_in_the_systems_words(tmp_path):
 
 # Resuming from another checkpoint than the last
 
-# updates of a folder's checkpoints, in the order in which a resume takes them: the whole one with the most updates,
-# whatever its name, and the best by validation at the end
+# Updates of a folder's checkpoints. A resume takes the first whole one in this order: the most updates first, whatever
+# the name, but the best by validation at the end.
 UPDATES = {
     "checkpoint_last.pt": 9,
     "checkpoint_2_8.pt": 8,
@@ -248,7 +248,7 @@ def test_a_resume_takes_the_last_checkpoint_if_it_is_whole(tmp_path):
 
 @pytest.mark.parametrize("damaged", range(1, len(UPDATES)))
 def test_a_resume_takes_the_newest_whole_checkpoint(damaged, checkpoints, tmp_path):
-    """damaged: how many of the files are, the last checkpoint first."""
+    """damaged: number of damaged files, counted from the last checkpoint on."""
     for path in checkpoints[:damaged]:
         flip_a_bit(path)
 
@@ -301,7 +301,7 @@ def test_a_checkpoint_without_the_suffix_is_not_taken_with_it(tmp_path):
 
 
 def test_tied_weights_in_half_precision_stay_tied_in_float32():
-    """Checkpoints hold weights in float32, as fairseq's do, and a weight under two names once."""
+    """A checkpoint holds weights in float32, as fairseq's checkpoints do, and a weight with two names once."""
     weight = torch.arange(16.0).bfloat16().view(4, 4)
 
     copied = on_cpu({"model": {"a": weight, "tie": weight}, "none": None})

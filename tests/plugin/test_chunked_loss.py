@@ -1,4 +1,4 @@
-"""Tests of the chunked loss: it equals fairseq's in value, gradients, log and training, and holds at most one chunk."""
+"""Tests of the chunked loss: value, gradients and log equal fairseq's, and it holds the logits of one chunk at most."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..support.errors import refused
 from ..support.helpers import PAD, SMALL, VOCAB, batch, small
 from ..support.single_stacks import stock
 
-STOCK = "fairseq's own"  # its model, which stands for no method
+STOCK = "fairseq's own"  # the name of fairseq's own model among those of our methods
 EVERY_MODEL = [*sorted(METHODS), STOCK]
 CHUNK = 3  # tokens: the sample's 19 make seven chunks
 WIDTH = SMALL["encoder_embed_dim"]
@@ -81,7 +81,7 @@ def assert_gradients_close(actual, expected, tolerance: float = 2e-6) -> None:
 
 
 def model_of(method: str):
-    """Build a model of two layers, with tied embeddings if the name's length is even, as in about half of them."""
+    """Build a model of two layers, with tied embeddings for about half of the names: those of even length."""
     tied = len(method) % 2 == 0
     if method == STOCK:
         return stock(MODEL_NAME, share_all_embeddings=tied)
@@ -90,7 +90,7 @@ def model_of(method: str):
 
 @pytest.mark.parametrize("method", EVERY_MODEL)
 def test_loss_and_gradients_equal_fairseqs(method):
-    """The gradients are computed with the loss, and have to follow a factor that comes later, as a loss scale."""
+    """The gradients are computed together with the loss, and have to follow a factor that comes later, a loss scale."""
     model = model_of(method)
 
     expected_loss, expected_gradients = loss_and_gradients(model, fairseqs_criterion(), scale=3.0)
@@ -180,14 +180,17 @@ def test_frozen_parameters_get_no_gradients(frozen):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_no_worse_than_fairseqs(dtype):
-    """Gradients are no further from those in float64 than fairseq's; those of unlikely words are below fp16's range."""
+    """Our gradients are no further from those in float64 than fairseq's are.
+
+    Gradients of unlikely words are below fp16's range.
+    """
     tokens = 300
     width = 32
     vocabulary = 3000
     generator = torch.Generator().manual_seed(0)
     features = (4 * torch.randn(tokens, width, generator=generator)).to(dtype)
     weight = (torch.randn(vocabulary, width, generator=generator) / 3).to(dtype)
-    targets = torch.randint(0, 8, (tokens,), generator=generator)  # frequent words, so that sums are large
+    targets = torch.randint(0, 8, (tokens,), generator=generator)  # few words, each frequent: large sums
 
     def fairseqs_loss(x, w):
         lprobs = F.log_softmax(x @ w.t(), -1, dtype=torch.promote_types(x.dtype, torch.float32))
@@ -213,7 +216,7 @@ def test_half_precision_is_no_worse_than_fairseqs(dtype):
 
 
 def test_loss_and_gradients_equal_fairseqs_under_autocast():
-    """Products are rounded to bf16, by up to 0.4%, in both; gradients are sums of such products in another order."""
+    """Both losses round products to bf16, by up to 0.4%. The gradients are sums of such products in another order."""
     model = small(2)
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -225,7 +228,7 @@ def test_loss_and_gradients_equal_fairseqs_under_autocast():
 
 
 def test_a_model_without_one_output_projection_is_refused():
-    model = stock(MODEL_NAME, 1, adaptive_softmax_cutoff="10,20")  # one for each of three groups of words
+    model = stock(MODEL_NAME, 1, adaptive_softmax_cutoff="10,20")  # a projection for each of three groups of words
 
     with refused(f"--criterion {LABEL_SMOOTHED}"):
         chunked_criterion()(model, translation_sample())

@@ -1,4 +1,4 @@
-"""Test of a training on two hosts, network namespaces joined by a veth cable, one of which is cut off."""
+"""Test of a training on two hosts that are cut off from each other: network namespaces joined by a veth cable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Host:
         self.interface = f"cable{number}"
         self.sleeper = subprocess.Popen([*words, "sleep", "infinity"], **SILENT)
         name = Path(f"/proc/{self.sleeper.pid}/comm")
-        # until the command has made the namespace, and its process has become `sleep`
+        # wait until the command has made the namespace, and its process has become `sleep`
         while self.sleeper.poll() is None and name.read_text().strip() != "sleep":
             time.sleep(0.01)
 
@@ -97,7 +97,7 @@ def wait_for_words(processes: list[subprocess.Popen], log: Path, words: str) -> 
 
 
 def assert_ended_in_a_line(log: Path, rank: int, folder: Path) -> None:
-    """Check that the log's error is a line of this rank about the folder, and no traceback before it.
+    """Check that the log's error is a line of this rank about the folder, with no traceback before it.
 
     A traceback after the line is torchrun's own.
     """

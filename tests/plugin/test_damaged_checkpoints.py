@@ -106,7 +106,7 @@ def cut_in_half(content: bytes) -> bytes:
 
 
 def with_a_flipped_bit(content: bytes) -> bytes:
-    """Flip a bit in the numbers of a weight: those of a tensor follow its name "data/2" in torch's zip archive."""
+    """Flip a bit in the numbers of a weight, which follow the name "data/2" in torch's zip archive."""
     place = content.index(b"data/2") + 100
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
@@ -138,7 +138,7 @@ WRONG = {
     "cut": Wrong(changed_bytes(cut_in_half), "damaged"),
     "bit of a weight": Wrong(changed_bytes(with_a_flipped_bit), "damaged"),
     "no objects": Wrong(changed_bytes(lambda content: b"\x80\x02nonsense"), "damaged"),  # begins as a pickle
-    "a folder": Wrong(make_folder, "ordinary"),
+    "a folder": Wrong(make_folder, "no ordinary file"),
     "no model": Wrong(without_entry("model"), "model"),
     "no extra state": Wrong(without_entry("extra_state"), "extra_state"),
     "config is text": Wrong(with_entries(cfg="text"), "config"),
@@ -315,7 +315,7 @@ class BrokenData(NamedTuple):
 
 BROKEN_DATA = {
     "index short of a byte": BrokenData(lambda folder: cut(folder / INDEX, -1), INDEX, "truncated"),
-    "magic": BrokenData(lambda folder: overwrite(folder / INDEX, 0, b"XXXX"), INDEX, "index"),
+    "magic": BrokenData(lambda folder: overwrite(folder / INDEX, 0, b"XXXX"), INDEX, "no index of binarised data"),
     "type of token is a float": BrokenData(
         lambda folder: overwrite(folder / INDEX, TYPE_OFFSET, b"\6"),  # fairseq's number of numpy.float64
         INDEX,
@@ -326,7 +326,7 @@ BROKEN_DATA = {
     ),
     "half the tokens": BrokenData(drop_half_of_the_tokens, TOKENS, "truncated"),
     "token beyond the dictionary": BrokenData(
-        lambda folder: overwrite(folder / TOKENS, 0, b"\xff\xff"),  # of two bytes
+        lambda folder: overwrite(folder / TOKENS, 0, b"\xff\xff"),  # a token has two bytes
         TOKENS,
         "65535",
     ),

@@ -65,7 +65,7 @@ def some_absent(update: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-2])
 def test_updates_equal_those_of_fairseqs_adam(eps):
-    """Updates equal fairseq's over 30 steps with warm-up, weight decay, clipping, absent gradients and a large eps."""
+    """Updates equal fairseq's over 30 steps with warm-up, weight decay, clipping and absent gradients."""
     theirs = draw_parameters()
     ours = draw_parameters()
 
@@ -103,7 +103,7 @@ def test_gradient_norms_are_exact_in_float32(large):
     params[0].grad = torch.ones(many)
     params[1].grad = torch.full((3,), large)
 
-    # fairseq passes a function that makes the norm of all processes of each one's own
+    # fairseq passes a function that computes the norm of all processes from the norm of this one
     norm = optimizer.clip_grad_norm(0.0, aggregate_norm_fn=lambda own: 3 * own).item()
 
     own_norm = math.sqrt(many * 1.0**2 + 3 * large**2)
@@ -112,7 +112,10 @@ def test_gradient_norms_are_exact_in_float32(large):
 
 
 def test_probes_read_the_gradients_of_the_mean_loss(tmp_path):
-    """fairseq sums losses over tokens and divides the gradients by their number; probes look before that is applied."""
+    """fairseq sums losses over tokens, and divides the gradients by the number of tokens.
+
+    The probes look before that division is applied.
+    """
     tokens = 64
     model = small(2)
     inputs = net_input()
@@ -227,7 +230,7 @@ def trained_in_two_halves(first: str, second: str, kind: str) -> Handover:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fairseqs_state_has_an_entry_for_each_parameter(kind):
-    """A state has an entry for each parameter, for the flat one with --fp16, and the loss scale if there is one."""
+    """With --fp16 all parameters are one flat parameter, with one entry. In fp16 the state also has the loss scale."""
     params, state = trained_in_two_halves("adam", "adam", kind)
 
     entries = 1 if kind == "fp16" else len(params)
@@ -269,7 +272,7 @@ def test_state_moves_between_adam_and_deepnet_adam(kind, first, second):
     assert_same_states(trained.state, expected.state, moment_tolerance)
 
 
-# shapes of the parameters of other models than that of SHAPES, whose last one is (40, 16)
+# shapes of the parameters of other models; the last of SHAPES is (40, 16)
 ONE_LESS = SHAPES[:-1]
 ONE_TRANSPOSED = [*SHAPES[:-1], (16, 40)]
 ONE_IN_ALL = [(5,)]
@@ -301,7 +304,7 @@ def test_the_state_of_another_model_is_refused_as_a_whole(kind, shapes):
 
 @pytest.mark.parametrize(("section", "key"), REFUSED)
 def test_settings_without_a_meaning_for_deepnet_adam_are_refused(section, key):
-    """Each setting of fairseq's config (section, key) that adam follows and deepnet_adam does not."""
+    """REFUSED has each setting of fairseq's config (section, key) that adam follows and deepnet_adam does not."""
     cfg = optimiser_config("deepnet_adam")
     cfg[section][key] = True
 
@@ -365,9 +368,10 @@ def test_an_averaged_checkpoint_folds_into_the_stock_transformer(checkpoint, tmp
 
 
 def test_radam_equals_torchs_once_its_rate_is_known():
-    """radam equals torch's RAdam from update 6 on, and takes no steps before, as in the code of Admin's authors.
+    """radam equals torch's RAdam from update 6 on.
 
-    torch takes steps of the momentum alone meanwhile, so both begin each update with the same parameters.
+    Until then radam only decays the weights, as the code of Admin's authors does, and torch takes steps by the momentum
+    alone. The test begins each update with radam's parameters in both.
     """
     weight_decay = 0.1
     params = draw_parameters(torch.float64)

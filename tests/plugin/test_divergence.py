@@ -1,7 +1,4 @@
-"""Tests of divergence: a training whose numbers stop being finite ends in a line that names the first place.
-
-Every case has a known place.
-"""
+"""Tests of divergence: a training whose numbers stop being finite ends in a line that names the first place."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def assert_diverged(line: str, update: int, kind: str, place: str) -> None:
     assert line.endswith(f" {place}")
 
 
-# of admin and dlcl each branch has parameters or weights of its own beside it
+# beside each branch, admin has parameters of its own, and dlcl weights
 @pytest.mark.parametrize("method", smoke_but(("deepnorm", "admin", "dlcl"), sorted(METHODS)))
 def test_the_branch_with_a_broken_weight_is_named(method, data, tmp_path):
     training = Training(data, tmp_path, *TINY, "--method", method, *METHODS[method].train_flags)
@@ -88,7 +85,7 @@ def test_the_attention_is_named_whose_scores_alone_overflow(stack, data, tmp_pat
 
 
 def test_a_layer_of_fairseqs_own_model_is_named_by_its_module(data, tmp_path):
-    """--amp begins with a loss scale of 128, which one overflow halves to below its floor."""
+    """--amp begins with a loss scale of 128, which one overflow halves to 64, below the floor of 100."""
     sizes = TINY[2:]  # TINY without its --arch
     training = Training(data, tmp_path, "--arch", "transformer", *sizes, "--amp", "--min-loss-scale", "100")
     with torch.no_grad():
@@ -100,7 +97,7 @@ def test_a_layer_of_fairseqs_own_model_is_named_by_its_module(data, tmp_path):
 
 
 def test_the_branch_is_named_whose_gradient_alone_is_not_finite(data, tmp_path):
-    """The search finds it with recomputation too, by which the layer's forward pass runs within the backward pass."""
+    """The search finds the branch, although recomputation runs the layer's forward pass within the backward pass."""
     training = Training(data, tmp_path, *TINY, "--checkpoint-activations")
     training.model.decoder.layers[0].fc2.register_forward_hook(lambda module, inputs, y: NanGradient.apply(y))
 
@@ -142,7 +139,7 @@ def test_only_an_overflow_at_the_floor_of_the_loss_scale_is_a_divergence(data, t
 
 
 def test_weights_that_are_not_finite_replace_no_checkpoint(data, tmp_path, monkeypatch, capsys):
-    """The save finds them, and the program ends in one line and with a status of its own."""
+    """The save finds such a weight, and the program ends in one line and with a status of its own."""
     train(data, tmp_path, *TINY, "--max-update", "1")
     good = (tmp_path / "checkpoint_last.pt").read_bytes()
     set_num_updates = Trainer.set_num_updates

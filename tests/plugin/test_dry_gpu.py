@@ -1,8 +1,8 @@
 """Tests of an update's types, kernel launches and host-device synchronisations on benchmarks.fake_gpu.
 
-The fake GPU computes nothing. It records what an update would ask of a GPU: the kernels that it would launch, the
-waits, wherever the CPU needs a number of the device, and mismatches: gradients of another type or device than their
-parameter, and optimiser moments that are not float32 on the GPU.
+The fake GPU computes nothing. It records what an update would ask of a GPU: the kernels that would be launched, and the
+waits, wherever the CPU needs a number of the device. It also records mismatches: gradients of another type or device
+than their parameter, and optimiser moments that are not float32 on the GPU.
 The expected counts are today's; a change that lowers one updates it here.
 """
 
@@ -23,8 +23,8 @@ from ..support.own_methods import smoke_unless_deepnorm
 BATCH = Shape(rows=8, source=11, target=9)
 OURS = ("--optimizer", "deepnet_adam")
 DEFAULT = ("--fp16", *OURS)
-COUNTED = torch.__version__.startswith("2.13.")  # COST was counted with it; other versions have other operators
-MODIFIED = "deepnorm --pro-res --qk-norm"  # a method with two modifications of any method
+COUNTED = torch.__version__.startswith("2.13.")  # COST was counted with 2.13; other versions have other operators
+MODIFIED = "deepnorm --pro-res --qk-norm"  # a method with two modifiers, which any method may have
 EVERY_METHOD = [*sorted(METHODS), MODIFIED]
 # launches of one more layer in each stack, in a forward and a backward pass, by method
 DEEPNORM_COST = 124
@@ -35,7 +35,7 @@ COST = dict.fromkeys(("ds_init", "mix_ln", "post_ln", "post_ln_init", "pre_ln"),
     "siamese_norm": 184, "sub_ln": 131, "t_fixup": 104, MODIFIED: 152,
 }  # fmt: skip
 MOST_OF_A_NEW_METHOD = 2 * DEEPNORM_COST  # for a method without an entry in COST
-GROWING = {"attn_res"}  # each branch reads all earlier ones: COST holds the fifth layer's count
+GROWING = {"attn_res"}  # a branch of attn_res reads all earlier ones: COST holds the fifth layer's count
 UPDATE_WAITS = 4  # synchronisations of an update in fp16: one in the clipping, three in the log
 MOST_OUTSIDE = 30  # launches of an update by graphs outside of them
 PASSES = ("input", "forward", "backward")  # parts of an update that must not wait for the device
@@ -69,7 +69,7 @@ pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 def gpu(request):
     """Provide a process with the fake GPU: gpu(function, *arguments) calls a function there.
 
-    It knows the methods of --methods-from.
+    The process knows the methods of --methods-from.
     """
     device = FakeGPU(user_dir=request.config.getoption("--methods-from"))
     yield device
@@ -105,7 +105,7 @@ def test_an_update_by_the_defaults_waits_for_the_device_only_at_its_end(default_
 
 
 def test_the_plan_counts_the_launches_of_an_update(default_update):
-    """`deepnet plan` estimates them by a formula, from flags alone."""
+    """`deepnet plan` estimates the launches by a formula, from flags alone."""
     planned = flops(parse_setting([*tiny_model(2), *DEFAULT, "--vocab", "100"])).launches
 
     assert planned == pytest.approx(default_update.launches("forward", "backward"), rel=0.1)
@@ -114,7 +114,7 @@ def test_the_plan_counts_the_launches_of_an_update(default_update):
 @pytest.mark.skipif(not COUNTED, reason="other versions of torch have other operators")
 @pytest.mark.parametrize("method", ["deepnorm", "post_ln", "admin"])
 def test_the_plan_counts_the_launches_of_a_further_layer(method):
-    """Its attention has the kernels for a mask, as in a training; an operator more or less is no mistake."""
+    """The plan counts attention with a mask, as in a training. An operator more or less is no mistake."""
     of_four, of_five = (
         flops(parse_setting([*tiny_model(layers), *DEFAULT, "--method", method, "--vocab", "100"])).launches
         for layers in (4, 5)
@@ -131,7 +131,7 @@ def test_an_update_by_graphs_has_few_launches_and_one_wait(gpu, method):
     )
 
     assert obstacle_to_graphs is None
-    assert in_graphs > 100  # as one layer of each stack has in COST
+    assert in_graphs > 100  # one layer of each stack alone has more than 100 in COST
     assert outside <= MOST_OUTSIDE
     assert waits.total() == 1
     (wait,) = waits
@@ -141,7 +141,10 @@ def test_an_update_by_graphs_has_few_launches_and_one_wait(gpu, method):
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", EVERY_METHOD)
 def test_every_further_layer_costs_the_same_launches(gpu, method):
-    """Every further layer costs as many launches as the one before, at most COST, and no synchronisation."""
+    """Every further layer costs as many launches as the one before, at most COST, and no synchronisation.
+
+    In the methods of GROWING a further layer costs more than the one before.
+    """
     launches = {}  # of models with so many layers in each stack
     for layers in (3, 4, 5):
         record = gpu(train, (*tiny_model(layers), *flags_of_training(method)), BATCH)
@@ -184,7 +187,7 @@ def test_the_process_knows_the_methods_of_a_folder(tmp_path):
 
 @pytest.mark.smoke
 def test_a_step_of_beam_search_waits_once_and_copies_nothing(gpu):
-    """The sixth step stands for most: the first shares sources, and one in eight drops positions, with more waits."""
+    """The sixth step stands for most. The first shares sources, and one in eight drops positions: they wait more."""
     steps = gpu(decode, {"vocab": 100, "encoder_layers": 2, "decoder_layers": 2}, torch.half)
 
     sixth = steps[5]

@@ -1,7 +1,7 @@
 """Tests that checkpoints of an earlier version load, resume and translate as before.
 
-golden/checkpoints holds a checkpoint of four updates for each kind of training in golden/training.py; what they were
-trained and translated to then stands in golden/expected.json.
+golden/checkpoints holds a checkpoint of four updates for each kind of training in golden/training.py. For each kind but
+fully_sharded, which is refused, golden/expected.json holds the losses after a resume and the translations at that time.
 """
 
 from __future__ import annotations

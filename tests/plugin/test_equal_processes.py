@@ -41,8 +41,8 @@ class Trained(NamedTuple):
 def train(folder, words, processes: int, updates: int) -> Trained:
     """Train in a folder, from its checkpoint if it has one, until there are so many updates.
 
-    words: data and flags of fairseq-train. The losses are those of the folder's log, which earlier trainings there have
-    begun.
+    words: data and flags of fairseq-train. The losses are read from the folder's log, which
+    also holds those of earlier trainings in the folder.
     """
     folder.mkdir(exist_ok=True)
     flags = ("--max-update", updates, "--save-dir", folder)
@@ -137,7 +137,7 @@ def test_several_processes_train_the_model_of_one(train_alone, processes, method
 def test_a_training_resumes_on_another_number_of_processes(
     train_alone, processes, mode, later_processes, later_mode, data, tmp_path
 ):
-    """A training resumes on another number of processes in another mode: 5 and 7 updates equal 12."""
+    """A training resumes on another number of processes, in the same mode or another: 5 and 7 updates equal 12."""
     first = train_translator_on(tmp_path, data, "rezero", *MODES[mode], processes=processes, updates=5)
     resumed = train_translator_on(tmp_path, data, "rezero", *MODES[later_mode], processes=later_processes)
 
@@ -155,7 +155,7 @@ HALF = [("--fp16", "ddp"), ("--fp16", "zero"), ("--amp", "ddp")]
 @pytest.mark.smoke
 @pytest.mark.parametrize("precision, mode", HALF)
 def test_two_processes_in_half_precision_train_the_model_of_one(precision, mode, train_alone, data, tmp_path):
-    """Losses in half precision are those of float32 to the decimals of the log, and weights those of one process."""
+    """Losses are those of float32 to the decimals of the log, and weights those of one process to the last place."""
     in_float32 = train_alone("dlcl")
 
     one = train_translator_on(tmp_path / "one", data, "dlcl", precision, processes=1)
@@ -200,7 +200,7 @@ def test_a_training_on_two_processes_resumes_bit_for_bit(precision, mode, data, 
 
 
 class Refusal(NamedTuple):
-    """Flags that are refused, the one that the line names at its beginning, and the other one in the line."""
+    """Flags that are refused, the flag that the line names at its beginning, and the other flag in the line."""
 
     flags: tuple[str, ...]
     subject: str

@@ -18,7 +18,8 @@ from ..support.own_methods import smoke_unless_deepnorm
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
 TEST_SENTENCES = 20
 KEPT_IN_FLOAT32 = ("admin", "r_fixup")  # methods with parameters that stay in float32 under half precision
-KEPT_NAMES = (".omega", ".weights.weight", ".shift", ".a")  # ends of the names of these parameters
+# ends of the names of parameters that these and other methods keep in float32
+KEPT_NAMES = (".omega", ".weights.weight", ".shift", ".a")
 
 
 def flags_of(method: str) -> tuple[str, ...]:
@@ -41,7 +42,7 @@ def test_a_method_trains_and_translates(method, data, tmp_path):
 
 @pytest.mark.parametrize("method", KEPT_IN_FLOAT32)
 def test_parameters_kept_in_float32_train_in_a_bf16_model(method, data, tmp_path):
-    """Their steps are finer than bf16: some numbers of them have no equal in bf16."""
+    """The steps of these parameters are finer than bf16: some of their numbers have no equal in bf16."""
     flags = (*flags_of(method), "--bf16", "--max-update", "3", "--save-dir", tmp_path)
 
     log = run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags).stdout

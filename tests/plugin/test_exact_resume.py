@@ -34,11 +34,11 @@ IN_SMOKE = {
     f"--bf16 {EMA} --ema-fp32 --max-update 24": [("update", 3), ("validation", 5)],
     "--optimizer deepnet_adam --max-update 24": [("update", 23)],
     f"{EMA} --ema-update-freq 3 --max-update 14": [("update", 11)],
-    f"--update-freq 2,1 {EMA} --ema-fp32 --max-update 14": [("update", 4), ("update", 5)],  # other in each epoch
+    f"--update-freq 2,1 {EMA} --ema-fp32 --max-update 14": [("update", 4), ("update", 5)],  # N changes after an epoch
     "--save-interval-updates 0 --max-epoch 3": [("end", 10), ("update", 1), ("end", 10)],  # at an epoch's end
     "--max-update 12": [("end", 12)],  # killed after the last update
     f"{PLATEAU} --max-update 42": [("update", 35)],  # the rate falls, as no loss falls by its whole size
-    "--lr 1e-9 --patience 3 --max-update 40": [("end", 11)],  # it ends after three validations that are no better
+    "--lr 1e-9 --patience 3 --max-update 40": [("end", 11)],  # ends after three validations that are no better
     "--update-epoch-batch-itr True --max-update 24": [("update", 16)],  # other batches in each epoch
 }
 KILLS = IN_DEFAULT_SUITE | IN_SMOKE
@@ -47,7 +47,7 @@ CASES = [*IN_DEFAULT_SUITE, *(pytest.param(flags, marks=pytest.mark.smoke) for f
 
 @pytest.mark.parametrize("flags", CASES)
 def test_a_killed_training_ends_as_an_undisturbed_one(flags, data, tmp_path):
-    """A training killed after updates, in the second epoch and in the middle of saves ends as an undisturbed one."""
+    """KILLS has the moments of the kills: in updates, validations and saves, and at the ends of updates."""
     assert_ends_as_undisturbed(tmp_path, (data, *RUN, *flags.split()), moments=KILLS[flags])
 
 
@@ -63,7 +63,7 @@ def test_a_killed_training_ends_as_an_undisturbed_one(flags, data, tmp_path):
     ids=str,
 )
 def test_a_training_stopped_by_sigterm_ends_as_an_undisturbed_one(moment, data, tmp_path):
-    """A training stopped by SIGTERM at any point, validation included, ends as an undisturbed one."""
+    """The signal comes in an update or in a validation."""
     assert_ends_as_undisturbed(tmp_path, (data, *RUN, "--max-update", "16"), moments=[moment], kind=signal.SIGTERM)
 
 
@@ -108,7 +108,7 @@ def scales_of_updates(optimizer, updates: int) -> list[float]:
 
 @LAYOUTS
 def test_the_growth_of_the_loss_scale_survives_a_resume(layout, data, tmp_path):
-    """Of the four updates after which the scale grows, three are made before the resume."""
+    """The scale grows after four updates. Three of them are made before the resume."""
     saved, resumed = optimisers_of_two_fp16_trainings(data, tmp_path, *layout)
     scales_of_updates(saved, updates=WINDOW - 1)
 
@@ -120,7 +120,7 @@ def test_the_growth_of_the_loss_scale_survives_a_resume(layout, data, tmp_path):
 
 
 def test_float32_weights_of_another_model_are_not_taken_over(data, tmp_path):
-    """They do not round to the weights of the model, which another seed has drawn."""
+    """The float32 weights in the state do not round to the weights of the model, which another seed has drawn."""
     one = Training(data, tmp_path, *TINY, "--fp16", "--seed", "1").trainer.optimizer
     other = Training(data, tmp_path, *TINY, "--fp16", "--seed", "2").trainer.optimizer
     weights_of_one = float32_weights.weights(one)[0].clone()

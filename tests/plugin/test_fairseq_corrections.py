@@ -22,7 +22,7 @@ from ..support.helpers import EOS, PAD
     [
         1,
         20,
-        6750,  # of IWSLT-14's test set
+        6750,  # sentences of IWSLT-14's test set
     ],
 )
 def test_no_sentence_is_lost_in_batches(count):
@@ -52,7 +52,7 @@ def test_denormal_numbers_are_flushed_to_zero():
 
 
 def test_checkpoints_with_plain_data_of_numpy_and_argparse_load(tmp_path):
-    """fairseq's checkpoints hold such data, which torch.load refuses by default."""
+    """fairseq's checkpoints hold data of numpy and argparse, which torch.load refuses by default."""
     plain = {"args": argparse.Namespace(lr=[0.1]), "counts": numpy.array([1, 2]), "best": numpy.float64(3.0)}
     torch.save(plain, tmp_path / "plain.pt")
 

@@ -1,7 +1,7 @@
 """Tests of fairseq's own programs on our model: train, generate, interactive, validate and resume, as a user runs them.
 
-Each program is started here at least once in a process that has imported nothing (run_cold); elsewhere they are forks
-of the test process (run).
+Each program is started here at least once in a process that has imported nothing (run_cold). Elsewhere the programs are
+forks of the test process (run).
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def test_fairseq_interactive_translates_lines_of_a_file(data, small_training, tm
 
 
 def test_a_line_of_input_that_is_not_utf8_is_named(tmp_path):
-    """Of fairseq-interactive, which reads its input by this function."""
+    """fairseq-interactive reads its input by the function read_input."""
     path = tmp_path / "input"
     path.write_bytes(b"a\ncaf\xe9\n")  # in Latin-1
 
@@ -169,7 +169,7 @@ def test_fairseq_validate_computes_a_loss(data, small_training):
 
 
 def test_help_ends_with_the_flags_of_our_models():
-    """They come in three groups, whose headings begin with the model's name."""
+    """The flags come in three groups, whose headings begin with the model's name."""
     words = ("--user-dir", USER_DIR, "--arch", "deepnet_transformer_18_18", "--help")
 
     printed = run("fairseq-train", *words).stdout
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_the_stock_transformer_resumes(data, tmp_path):
 
 @pytest.mark.smoke
 def test_the_quickstarts_yaml_trains(data, tmp_path):
-    """fairseq-hydra-train trains from configs/quickstart.yaml, with one setting overridden."""
+    """fairseq-hydra-train trains from configs/quickstart.yaml, with some settings overridden."""
     config = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart")
     places = (f"common.user_dir={USER_DIR}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}")
     settings = ("model.method=pre_ln", "optimization.max_update=1", f"hydra.run.dir={tmp_path}/hydra")

@@ -60,7 +60,7 @@ def test_a_folder_with_the_saved_updates_has_lost_nothing(folder):
 
 
 def test_fewer_updates_than_were_saved_are_noticed(folder):
-    # 6 updates that there are, and 9 that were saved
+    # the folder has 6 updates, and 9 were saved
     with pytest.raises(states.Lost, match=r"checkpoint_last.pt .*\b6\b.*\b9\b"):
         states.check(folder, at_least=9)
 
@@ -85,11 +85,11 @@ def test_trainings_killed_at_random_lose_no_checkpoint(tmp_path):
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr
     rows_of_kinds = re.findall(rf"^(?:{'|'.join(KINDS)}) ", done.stdout, re.MULTILINE)
     assert len(rows_of_kinds) == len(KINDS)
-    assert list(tmp_path.glob("faults*")) == []  # its folder of trainings is removed
+    assert list(tmp_path.glob("faults*")) == []  # the run removes its folder of trainings
 
 
 def test_a_process_that_dies_at_its_start_ends_the_other_in_a_line(tmp_path, data, monkeypatch):
-    """The other does not wait for --heartbeat-timeout, an hour."""
+    """The other process does not wait for --heartbeat-timeout, here an hour."""
     monkeypatch.setattr(life, "FORK", ranks.CONTEXT)  # pytest would capture the output of forks of this process
     flags = (*KINDS["pair"].flags, "--heartbeat-timeout", "3600")
     pair = life.Life(words_of(data, 9, tmp_path / "run", flags), 2, tmp_path / "log")

@@ -1,6 +1,6 @@
 """Tests of fine-tuning a masked language model as a classifier: sentence_prediction by fairseq-train.
 
-Training starts from nothing, from our own checkpoint, or from one of fairseq's roberta.
+Training starts from our own checkpoint, or from one of fairseq's roberta.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def test_accuracy_is_reported_and_chooses_the_best_checkpoint(fine_tuned):
 
 
 def test_a_killed_fine_tuning_resumes_exactly_by_the_same_command(data, pretrained, fine_tuned, tmp_path):
-    """It goes on from its own checkpoint, of update 15, not from the pretrained one."""
+    """The second run goes on from the fine-tuning's own checkpoint, of update 15, not from the pretrained one."""
     log = tmp_path / "log"
     command = fine_tuning(data, pretrained, tmp_path / "save")
 
@@ -202,7 +202,10 @@ def test_a_head_for_another_number_of_classes_is_made_anew(fine_tuned):
 
 @pytest.mark.smoke
 def test_two_processes_fine_tune_as_one(data, pretrained, tmp_path):
-    """The losses are the same, although lm_head gets no gradient, as DistributedDataParallel expects of all weights."""
+    """The losses are those of one process.
+
+    lm_head gets no gradient, although DistributedDataParallel expects one for every weight.
+    """
     task = (data / "classes", *RUN, *CLASSES, "--num-classes", "2", "--finetune-from-model", pretrained, "--no-save")
     flags = (*task, "--dropout", "0", "--max-update", "4", "--disable-validation", "--max-tokens", "128")
 
@@ -215,7 +218,7 @@ def test_two_processes_fine_tune_as_one(data, pretrained, tmp_path):
 
 
 def test_a_checkpoint_of_roberta_is_fine_tuned(data, tmp_path):
-    """--restore-file starts from its weights, which an update of rate 0 leaves."""
+    """--restore-file starts from roberta's weights, and an update with learning rate 0 leaves them unchanged."""
     cfg = roberta_config()
     cfg.data = str(data / "text")
     cfg.task = "masked_lm"

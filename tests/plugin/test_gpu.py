@@ -1,4 +1,4 @@
-"""Tests on a CUDA device: half precision at depth, and the results of a CPU."""
+"""Tests on a CUDA device: half precision at depth, scores equal to a CPU's, waits, optimisers and two GPUs."""
 
 from __future__ import annotations
 

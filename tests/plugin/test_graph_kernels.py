@@ -1,4 +1,4 @@
-"""Tests on a CPU of the kernels inside graphs, which Triton interprets there; test_graphs.py has those on a GPU."""
+"""Tests on a CPU of the kernels inside graphs, which Triton interprets there; test_graphs.py has tests on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 pytestmark = [pytest.mark.peers, pytest.mark.skipif(find_spec("triton") is None, reason="pip install triton")]
 
-# prints the largest error of each gradient, of x, weight and bias, relative to the largest element of float64's
+# The program prints the largest error of each gradient, of x, weight and bias, relative to the largest of
+# float64's.
 COMPARE_WITH_FLOAT64 = """
 import json
 import sys
@@ -55,7 +56,7 @@ print(json.dumps(errors))
     ],
 )
 def test_gradients_of_a_layer_norm_are_those_of_float64_but_for_rounding(rows, width, dtype, half_a_unit):
-    """Each is rounded once, to half a unit of the type's last place; sums over rows are made in float32."""
+    """Each gradient is rounded once, to half a unit of the type's last place; sums over rows are made in float32."""
     words = (sys.executable, "-c", dedent(COMPARE_WITH_FLOAT64), str(rows), str(width), dtype)
 
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})

@@ -1,8 +1,8 @@
 """Tests of --cuda-graphs by graphs that a CPU records: the same training as without, in every method and precision.
 
 A CUDA graph replays the kernels of a batch's forward and backward passes on fixed memory, without Python. One graph is
-captured for each of a few shapes (rows, source length, target length); batches are padded to the smallest that covers
-them. The last tests run on a GPU, by its own graphs.
+captured for each of a few shapes (rows, source length, target length); batches are padded to the smallest shape that
+covers them. The last tests run on a GPU, by its own graphs.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def train_translator_in_process(
 ) -> TrainingRun:
     """Train a small translator, without graphs unless a device is given.
 
-    device: that captures its graphs; batches_an_update: --update-freq; padded_by: the GraphedStep of another training,
-    to whose shapes batches are padded; most_shapes: shapes that get a graph at most.
+    device: what captures the graphs; batches_an_update: --update-freq; padded_by: the GraphedStep of another training,
+    to whose shapes batches are padded; most_shapes: the largest number of shapes that get a graph.
     """
     flags = [*SMALL_TRANSLATOR, *flags, f"--update-freq={batches_an_update}"]
     if on_gpu:
@@ -167,7 +167,7 @@ def padded_copy(sample: dict, graphs: GraphedStep) -> dict:
 def assert_graphs_change_no_bit(*flags, device=None, **options) -> None:
     """Check that a training by graphs equals one without graphs on the same padded batches, bit for bit.
 
-    flags: of both trainings; device: that captures the graphs, by default a RecordedDevice; options: those of
+    flags: of both trainings; device: what captures the graphs, by default a RecordedDevice; options: those of
     train_translator_in_process.
     """
     by_graphs = train_translator_in_process(*flags, device=device or RecordedDevice(), **options)
@@ -190,7 +190,7 @@ def test_graphs_change_no_bit_of_any_method(method):
 @pytest.mark.parametrize(
     "flags",
     [
-        # the factor of its branches grows until update 7: a replay has to read it anew
+        # the factor of branchnorm's branches grows until update 7: a replay has to read it anew
         ("--fp16", OVERFLOWING_SCALE, "--method=branchnorm", "--branchnorm-updates=7"),
         ("--bf16", CHUNKED),
         smoke(("--fp16", "--fp16-no-flatten-grads")),
@@ -198,7 +198,7 @@ def test_graphs_change_no_bit_of_any_method(method):
         smoke(("--amp",)),
         smoke(("--memory-efficient-fp16", "--optimizer=adam")),
         ("--checkpoint-activations",),
-        smoke(("--checkpoint-every=2", "--method=dlcl", CHUNKED)),  # its layers share a tensor
+        smoke(("--checkpoint-every=2", "--method=dlcl", CHUNKED)),  # dlcl's layers share a tensor
         smoke(("--checkpoint-activations", "--memory-efficient-fp16", "--optimizer=adam")),
         smoke((CHUNKED,)),
         smoke((CHUNKED, "--fp16")),
@@ -351,8 +351,11 @@ def test_a_forward_hook_is_called_in_each_pass():
 
 
 def test_memory_that_ends_leaves_fewer_graphs():
-    """Batches whose shape got no graph go into a larger one or are computed without, with the losses of a plain run."""
-    # memory is asked for twice before the first graph is captured and once after each: it ends after the fourth
+    """Batches whose shape got no graph go into a larger graph or are computed without one.
+
+    The losses are those of a plain run.
+    """
+    # memory is asked for twice before the first graph is captured and once after each: the fourth graph uses it up
     device = RecordedDevice(free=(*[ENOUGH_MEMORY] * 5, 0))
 
     by_graphs = train_translator_in_process(device=device, updates=6)
@@ -422,7 +425,8 @@ def test_a_later_epoch_with_longer_sentences_gets_more_graphs():
     graphs = trainer.graphs
     served_before = graphs.served
     lengths = []
-    for length in (corpus.LONGEST + 30, corpus.LONGEST + 20, corpus.LONGEST + 10, 20):  # three are longer than any
+    # three of these are longer than any sentence before
+    for length in (corpus.LONGEST + 30, corpus.LONGEST + 20, corpus.LONGEST + 10, 20):
         lengths += [length, length]
     sentences = [torch.full((length,), 9) for length in lengths]
     dictionary = trainer.task.source_dictionary
@@ -564,7 +568,7 @@ def test_a_masked_language_model_trains_without_graphs(tmp_path):
 
 @pytest.mark.parametrize("most", [1, 5, 40, 1000])
 def test_the_chosen_shapes_cover_every_batch(most):
-    """Of 100 batches of up to 19 sentence pairs, 1 to 59 tokens long on each side."""
+    """There are 100 batches of up to 19 sentence pairs, 1 to 59 tokens long on each side."""
     draw = numpy.random.default_rng(0)
     sizes = draw.integers(1, 60, (500, 2))  # source and target length of 500 pairs
     batches = [draw.integers(0, 500, rows) for rows in draw.integers(1, 20, 100)]
@@ -593,7 +597,7 @@ def test_recorded_graphs_compute_what_repeated_python_computes():
 def started_programs(monkeypatch) -> list[list[str]]:
     """Provide the list of programs that take the place of `fairseq-train data`, on a device where captures fail.
 
-    auto times two plain passes before it captures.
+    --cuda-graphs auto times two plain passes before it captures.
     """
     started = []
     monkeypatch.setattr(settings, "device_of", lambda trainer: UncapturableDevice(times=(1.0, 1.0)))
@@ -624,7 +628,7 @@ half_precision = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16
 
 @half_precision
 def test_the_gradient_of_a_bias_is_the_sum_over_rows(dtype):
-    """The faster kernel computes sums over rows, as autograd's of a bias, by a product with ones."""
+    """The faster kernel computes sums over rows, such as autograd's for a bias, by a product with ones."""
     torch.manual_seed(0)
     x = torch.randn(300, 40).to(dtype)
 
@@ -659,7 +663,7 @@ def test_other_sums_than_those_of_biases_stay_torchs(summed, dtype):
 
 @pytest.fixture
 def deterministic(monkeypatch):
-    """Use kernels whose sums do not depend on the order in which parts of them end, as those of attention may."""
+    """Use kernels whose sums do not depend on the order in which their parts end, as sums of attention may."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
@@ -667,7 +671,7 @@ def deterministic(monkeypatch):
 
 
 def assert_cuda_graphs_change_no_bit(*flags, **options) -> None:
-    """Check the same of CUDA graphs, without the faster kernels, which round otherwise."""
+    """Check that CUDA graphs change no bit, without the faster kernels, which round differently."""
     assert_graphs_change_no_bit(*flags, device=CudaDevice(faster=False), on_gpu=True, **options)
 
 

@@ -81,7 +81,7 @@ def test_an_epoch_with_other_data_gets_graphs_too(data, tmp_path, trainers):
     A later epoch may add a quarter of --cuda-graphs, and at least one.
     """
     second_shard = shutil.copytree(data, tmp_path / "second")
-    for file in data.glob("valid.*"):  # other 20 sentences in the place of those that the first epoch trains on
+    for file in data.glob("valid.*"):  # 20 other sentences in the place of those that the first epoch trains on
         shutil.copy(file, second_shard / file.name.replace("valid.", "test.", 1))
     flags = (*FLAGS, "--update-epoch-batch-itr", "True", "--max-epoch", "2")
 

@@ -140,7 +140,7 @@ def train(folder: Path, data: Path, *flags, graphs: str = "0", device_of_second=
 
 @pytest.fixture(scope="module")
 def by_ddp(data, tmp_path_factory) -> Trained:
-    """Provide the training without graphs."""
+    """Provide the training of two processes without graphs."""
     return train(tmp_path_factory.mktemp("ddp"), data)
 
 
@@ -161,12 +161,12 @@ def assert_same_bits(found: Trained, expected: Trained) -> None:
         smoke(("--amp", "--update-freq", "4")),
         smoke(ZERO),
         smoke(("--memory-efficient-fp16", "--fp16-init-scale", "16", "--optimizer", "adam")),
-        smoke((*FP16, *ZERO, "--method", "r_fixup")),  # has parameters in float32 too: two buffers
+        smoke((*FP16, *ZERO, "--method", "r_fixup")),  # r_fixup has parameters in float32, too: two buffers
     ],
     ids=" ".join,
 )
 def test_graphs_on_two_processes_train_the_bits_of_ddp(flags, data, tmp_path):
-    """Batches that no graph pads, among them dummies, where a process has no batch left."""
+    """No graph pads a batch. A process that has no batch left computes a dummy batch."""
     plain = train(tmp_path / "plain", data, *flags)
 
     by_graphs = train(tmp_path / "graphs", data, *flags, graphs=ALL_SHAPES)
@@ -209,7 +209,7 @@ def test_processes_sum_logs_of_plain_passes_and_of_graphs(data, by_ddp, tmp_path
 
 
 def test_model_and_loss_are_moved_to_the_device(monkeypatch):
-    """fairseq leaves that to the wrapper of several processes."""
+    """fairseq leaves the move to its wrapper for several processes."""
     trainer = trainer_of([*TINY, "--cpu", "--max-tokens", "100", "--optimizer", "adam"])
     trainer.criterion.register_parameter("factor", torch.nn.Parameter(torch.ones(1)))
     trainer.use_graphs(GraphedStep(limit=1, pad_index=1, device=RecordedDevice()))
@@ -246,7 +246,7 @@ def test_an_obstacle_on_one_process_lets_both_train_by_ddp(graphs, device_of_sec
 
 @pytest.mark.smoke
 def test_both_processes_have_the_graphs_for_which_both_have_memory(data, by_ddp, tmp_path):
-    # memory is asked for twice before the first graph is captured and once after each: it ends after the third
+    # memory is asked for twice before the first graph is captured and once after each: the third graph uses it up
     device_of_second = partial(RecordedDevice, free=(*[ENOUGH_MEMORY] * 4, 0))
 
     both = train(tmp_path, data, graphs=ALL_SHAPES, device_of_second=device_of_second)
@@ -257,7 +257,7 @@ def test_both_processes_have_the_graphs_for_which_both_have_memory(data, by_ddp,
 
 @pytest.mark.parametrize("graphs", smoke_but((ALL_SHAPES,), (ALL_SHAPES, "auto")))
 def test_a_failed_capture_on_one_process_ends_both(graphs, data, tmp_path):
-    """Each ends with the line of the one that failed, before anything is saved."""
+    """Each process ends with the line of the one that failed, before anything is saved."""
     log = tmp_path / "log"
     around = partial(recording, tmp_path, partial(UncapturableDevice, times=SECONDS_BY_A_FAST_GRAPH))
     words = (data, *UNEVEN, "--cuda-graphs", graphs, "--max-update", UPDATES, "--save-dir", tmp_path / "saved")

@@ -160,7 +160,7 @@ def test_gates_of_gpas_are_clipped_by_their_own_norm(mode, data):
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_hundred_layers_stay_finite_in_fp16(method, data):
-    """An overflow is repeated with a smaller loss scale; fairseq raises an error when the scale gets too small."""
+    """A batch that overflows is repeated with a smaller scale; fairseq raises an error if the scale gets too small."""
     hundred_layers = ("--encoder-layers", "100", "--decoder-layers", "100", "--max-tokens", "150")
     flags = ("--cpu", "--method", method, *METHODS[method].train_flags, "--fp16", *ADAM, *hundred_layers)
 
@@ -172,7 +172,7 @@ def test_a_hundred_layers_stay_finite_in_fp16(method, data):
 
 @pytest.fixture(scope="module")
 def scores_of_translations(data, tmp_path_factory):
-    """Provide a function of flags, as --fp16, that returns the scores of 20 translations by fairseq-generate.
+    """Provide a function of flags, such as --fp16, that returns the scores of 20 translations by fairseq-generate.
 
     The model was trained in fp16 for 12 updates.
     """
@@ -216,7 +216,7 @@ def amp_on_a_cpu(monkeypatch) -> Optimised:
 
 
 def test_the_scale_of_amp_grows_after_amp_scale_window_updates(amp_on_a_cpu):
-    """fairseq's own AMP optimiser fails on the flag."""
+    """fairseq's own AMP optimiser fails on --amp-scale-window."""
     assert amp_on_a_cpu.optimizer.scaler.get_growth_interval() == 7
 
 

@@ -89,7 +89,7 @@ def test_a_causal_model_is_read_from_its_checkpoint(causal_model):
 
 
 def test_perplexity_is_that_by_hand(causal_model, binarised):
-    """It is 2 to the mean of -log2 p over all pieces and ends of sentences; eos stands before each sentence."""
+    """Perplexity is 2 to the mean of -log2 p over all pieces and ends of sentences; eos stands before each sentence."""
     flags = ("--path", causal_model.checkpoint, "--gen-subset", "valid", "--max-tokens", "500")
 
     output = run("fairseq-eval-lm", binarised, "--user-dir", USER_DIR, "--cpu", *CAUSAL, *flags).stdout
@@ -174,7 +174,7 @@ def test_the_validation_loss_of_a_masked_model_is_near_its_last_training_loss(ma
     output = run("fairseq-validate", binarised, *flags).stdout
 
     bits, perplexity = re.findall(r"\| loss ([\d.]+) \| ppl ([\d.]+)", output)[-1]
-    assert float(bits) == pytest.approx(masked_model.losses[4], abs=0.7)  # of other sentences
+    assert float(bits) == pytest.approx(masked_model.losses[4], abs=0.7)  # the validation is of other sentences
     assert float(perplexity) == pytest.approx(2 ** float(bits), rel=1e-3)
 
 

@@ -37,7 +37,7 @@ def up_to_the_order_of_sums(expected: list[float]):
 
 @pytest.fixture(scope="module")
 def losses_of_one_process(data, tmp_path_factory):
-    """Provide the losses of four updates of one process, which accumulates the batches of two for each."""
+    """Provide the losses of four updates of one process, which accumulates the batches of two processes for each."""
     folder = tmp_path_factory.mktemp("one")
     flags = (*TRAIN_FLAGS, *MODEL, "--max-update", 4, "--update-freq", 2, "--save-dir", folder)
     rows = ranks.train(1, folder / "log", data, *flags)
@@ -53,7 +53,7 @@ def losses_of_one_process(data, tmp_path_factory):
     ],
 )
 def test_two_processes_train_as_one(program, losses_of_one_process, data, tmp_path):
-    """On a CPU fairseq's own launcher starts one process alone."""
+    """fairseq's own launcher would start only one process on a CPU."""
     flags = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path, "--distributed-world-size", "2")
 
     done = run_cold(*program, data, *flags)
@@ -66,7 +66,7 @@ def test_two_processes_train_as_one(program, losses_of_one_process, data, tmp_pa
 
 @pytest.mark.smoke
 def test_hydra_trains_on_two_processes_that_are_given_their_ranks(data, tmp_path):
-    """Each is started as a program of its own, with its rank, and they meet in a file."""
+    """Each process is started as a program of its own, with its rank, and the two meet in a file."""
     settings = {
         "common.user_dir": USER_DIR,
         "common.cpu": True,
@@ -137,7 +137,7 @@ def start_two_processes(data, tmp_path):
         workers = []
         for pid in children(program.pid):
             command_line = Path(f"/proc/{pid}/cmdline").read_text()
-            if "resource_tracker" not in command_line:  # a process of Python's multiprocessing
+            if "resource_tracker" not in command_line:  # the tracker is a process of Python's multiprocessing
                 workers.append(pid)
         return Launched(program, workers)
 
@@ -182,7 +182,7 @@ def end_within(seconds: float, pids: list[int]) -> bool:
 @pytest.mark.smoke
 @pytest.mark.parametrize("launcher", ["torchrun", "fairseq-train"])
 def test_workers_end_with_a_killed_launcher_and_free_the_folder(launcher, start_two_processes, data, tmp_path):
-    """A training of one process can then resume in the folder; it ends at once, for more than 6 updates are done."""
+    """A training of one process can then resume in the folder; it ends at once, since more than 6 updates are done."""
     program, workers = start_two_processes(launcher)
     assert len(workers) == 2
 
@@ -208,7 +208,7 @@ def saved_by_two_processes(data, tmp_path_factory):
 def test_all_processes_resume_from_the_checkpoint_before_a_damaged_one(
     saved_by_two_processes, losses_of_one_process, data, tmp_path
 ):
-    """They resume from that of update 3, and make update 4 again."""
+    """The processes resume from the checkpoint of update 3, and make update 4 again."""
     folder = shutil.copytree(saved_by_two_processes, tmp_path / "run")
     os.truncate(folder / "checkpoint_last.pt", 3000)  # bytes, of about 150,000
 
@@ -236,7 +236,7 @@ def test_if_all_checkpoints_are_damaged_no_file_changes(saved_by_two_processes, 
 
 
 def test_a_process_that_never_comes_ends_the_other_in_a_line(data, tmp_path):
-    """The other one, rank 0 of 2, waits for the seconds of --heartbeat-timeout."""
+    """The process that has come, rank 0 of 2, waits for the seconds of --heartbeat-timeout."""
     flags = (
         *TRAIN_FLAGS, *MODEL, "--save-dir", tmp_path, "--heartbeat-timeout", "3", "--distributed-world-size", "2",
         "--distributed-init-method", f"file://{tmp_path}/meeting", "--distributed-no-spawn", "--distributed-rank", "0",
@@ -305,7 +305,7 @@ def test_an_error_of_loading_alone_stays_as_it_is():
     assert type(caught.value) is Exception
 
 
-# Where several tasks are srun's
+# Tasks that srun has started
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ ARCH = ("--arch=deepnet_transformer_tiny", "--encoder-layers=2", "--decoder-laye
 
 
 def test_parsing_the_flags_of_a_training_makes_one_method(methods_made, data):
-    """It checks the options on the command line."""
+    """The method checks its options on the command line."""
     parse_training_flags([str(data), *TRAIN_FLAGS, *ARCH, "--no-save"])
 
     assert len(methods_made) == 1

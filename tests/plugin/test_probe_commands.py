@@ -162,7 +162,7 @@ def test_norms_of_the_parts_add_up_to_fairseqs_gnorm(probed_run, update):
 
 
 def test_a_resumed_run_has_the_rows_of_an_undisturbed_one(data, probed_run, tmp_path):
-    """It is ended after 9 updates, and still compares its outputs with those before the first update."""
+    """After 9 updates the run is ended. The resumed run compares its outputs with those before the first update."""
     fairseq_train(data, tmp_path, "--max-update", "9", *DROPOUT, *PROBES)
 
     output = fairseq_train(data, tmp_path, *TWENTY_UPDATES, *PROBES).stdout
@@ -194,9 +194,10 @@ def test_a_resumed_run_reads_the_outputs_of_its_start(tmp_path, caplog):
     [pytest.param(True, 0, id="the file is damaged"), pytest.param(False, 3, id="the batch is another one")],
 )
 def test_lost_outputs_of_the_start_are_replaced_with_a_warning(is_damaged, seed_at_resume, tmp_path, caplog):
-    """The present outputs take their place; the warning names the file and the update from which model_update counts.
+    """The present outputs take the place of the lost ones.
 
-    is_damaged: the file, before the resume; seed_at_resume: of the held batch, whose seed was 0 at the start
+    The warning names the file, and the update from which model_update counts.
+    is_damaged: whether the file is damaged before the resume; seed_at_resume: seed of the held batch, 0 at the start
     """
     model = small(2)
     path = tmp_path / "probes.reference.pt"
@@ -273,7 +274,7 @@ def test_a_checkpoint_of_a_probed_run_translates(data, folder_with_probes):
 
 
 def test_a_checkpoint_of_a_probed_run_is_averaged(folder_with_probes, folder_without_probes, tmp_path):
-    """The other checkpoint has the same weights, and so has the average."""
+    """The checkpoint of the run without probes has the same weights, and so has the average."""
     with_probes = folder_with_probes / "checkpoint_last.pt"
     without_probes = folder_without_probes / "checkpoint_last.pt"
 
@@ -285,8 +286,8 @@ def test_a_checkpoint_of_a_probed_run_is_averaged(folder_with_probes, folder_wit
 
 
 def test_a_divergence_ends_the_record(data, tmp_path):
-    """The line of error names the update; the last row, of that update or an earlier one, holds null for a norm."""
-    # without LayerNorms nothing bounds the outputs
+    """The error line names the update; the last row, of that update or an earlier one, holds null for a norm."""
+    # t_fixup has no LayerNorms: nothing bounds the outputs
     wild = ("--method", "t_fixup", "--lr", "1e6", "--warmup-updates", "1", "--max-update", "20", "--no-save")
     probes = ("--deepnet-probe", "all", "--probe-interval", "1")
 

@@ -24,7 +24,7 @@ HEADER = {"method": "deepnorm"}
 def test_two_batches_of_an_update_count_as_one_larger_batch():
     """Probes weight the values of each forward pass by its tokens, of which the two halves have different numbers."""
     whole = net_input(rows=4)
-    targets = (torch.arange(whole["prev_output_tokens"].numel()) % VOCAB).view(4, -1)  # those of loss_of
+    targets = (torch.arange(whole["prev_output_tokens"].numel()) % VOCAB).view(4, -1)  # the targets that loss_of takes
     model = small(2)
     session = Session(model, get_probes("gradient_norm,ln_input,branch_dependency"))
 
@@ -43,7 +43,7 @@ def test_two_batches_of_an_update_count_as_one_larger_batch():
 
 
 def test_a_dummy_batch_counts_for_nothing():
-    """fairseq gives one to a process that has no data left, to keep it busy."""
+    """fairseq gives a dummy batch to a process that has no data left, to keep it busy."""
     model = small(2)
     session = Session(model, get_probes("ln_input,branch_dependency"))
 
@@ -75,7 +75,10 @@ def model_that_draws():
 
 
 def test_probes_use_up_no_random_numbers():
-    """Not even where they evaluate a residual that draws some: an update has the same gradients as without probes."""
+    """The probes also evaluate residuals that draw random numbers.
+
+    Nevertheless an update has the same gradients as without probes.
+    """
     plain = model_that_draws()
     torch.manual_seed(4)
     loss_of(plain, net_input()).backward()
@@ -97,7 +100,10 @@ def training_probes(tmp_path):
 
 
 def try_first_update(probes: TrainingProbes, succeeds: bool) -> None:
-    """Call the probes as fairseq's trainer does in its first update, in half precision; without success: overflow."""
+    """Call the probes as fairseq's trainer does in its first update, in half precision.
+
+    succeeds: whether the update is made; it overflows otherwise.
+    """
     loss_scale = 64
     model = probes.session.model
     model.zero_grad()
@@ -139,7 +145,7 @@ def test_probes_are_named_in_a_list_of_which_repetitions_do_not_count():
     assert get_probes("ln_input, gradient_norm,ln_input") == [PROBES["ln_input"], PROBES["gradient_norm"]]
 
 
-@pytest.mark.parametrize("names", [pytest.param("", id="no name"), pytest.param("ln_input,x", id="x is unknown")])
+@pytest.mark.parametrize("names", [pytest.param("", id="an empty name"), pytest.param("ln_input,x", id="x is unknown")])
 def test_an_unknown_probe_is_refused_with_the_names_of_all(names):
     with refused("--deepnet-probe") as caught:
         get_probes(names)

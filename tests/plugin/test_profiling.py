@@ -23,7 +23,7 @@ DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 TRANSLATION = EVERY_KIND[0]
 TRANSLATION_INPUT = net_input()
 INPUT_OF_ONE_STACK = {"src_tokens": single_stacks.batch(), "src_lengths": None}
-# Branches of 3 layers a stack: 2 in each layer of a stack alone, 3 in those of a decoder that attends to an encoder.
+# Branches of 3 layers a stack: 3 in each layer of a decoder that attends to an encoder, 2 in each other layer.
 BRANCHES = {TRANSLATION: 3 * 2 + 3 * 3, **dict.fromkeys(SINGLE_STACKS, 3 * 2)}
 # The authors' profile of WMT-14 En-De at 100L-100L: omegas by the position of the branch in its stack, from 1.
 PUBLISHED = {
@@ -33,7 +33,7 @@ PUBLISHED = {
 
 
 def input_of(kind: str) -> dict:
-    """Return the keyword arguments of a call of such a model."""
+    """Return the keyword arguments with which a model of this kind is called."""
     return TRANSLATION_INPUT if kind == TRANSLATION else INPUT_OF_ONE_STACK
 
 
@@ -181,7 +181,10 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path):
     ],
 )
 def test_a_profile_of_another_size_is_refused_with_both_sizes(field, name, profiled, wanted):
-    """field: of the config; profiled: its value in the models of profile_of; wanted: that of the model to train."""
+    """field: name in the config; name: the words of the error for it.
+
+    profiled: value of the field in the models of profile_of; wanted: value in the model to train
+    """
     profile = profile_of(TRANSLATION)
     model = small(2, method="admin", **{field: wanted})
 
@@ -224,7 +227,7 @@ def zipf_batch() -> dict:
 def test_omegas_are_those_that_the_authors_published(layers, stacks, positions):
     """Omegas of the authors' 100L-100L setting, on random words, are within 3% of the published ones.
 
-    positions: how many of PUBLISHED, at least, are within that depth
+    positions: the smallest number of PUBLISHED omegas within that depth in any of the stacks
     """
     torch.manual_seed(1)
     depth = {"encoder_layers": layers, "decoder_layers": layers}

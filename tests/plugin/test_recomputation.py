@@ -65,7 +65,7 @@ def assert_same_bits(actual: Step, expected: Step) -> None:
 def plain_and_recomputing(grouping: str, **fields):
     """Build a model of 7 layers a stack that keeps its activations, and one that recomputes them by a grouping.
 
-    Both have equal weights, and dropout.
+    The two models have equal weights, and dropout.
     """
     plain = small(7, **(DROPOUTS | fields))
     recomputing = small(7, **(DROPOUTS | fields | GROUPINGS[grouping]))
@@ -74,7 +74,7 @@ def plain_and_recomputing(grouping: str, **fields):
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_recomputation_changes_no_bit_of_the_gradients(grouping):
-    """Nor of the random state; core/test_methods.py tests every method."""
+    """Recomputation changes no bit of the random state, either. core/test_methods.py has a test with every method."""
     plain, recomputing = plain_and_recomputing(grouping)
 
     assert_same_bits(training_step(recomputing), training_step(plain))
@@ -138,7 +138,7 @@ def bytes_for_the_backward_pass(model, rows: int = 64) -> int:
 
 @pytest.mark.parametrize("layers_a_group", [1, 2, 3])
 def test_each_group_of_layers_keeps_only_its_input(layers_a_group):
-    """Against one group of all 12 layers, each further group of a stack keeps its input (rows, length, width) more."""
+    """Each group beyond the first of a stack keeps its input (rows, length, width) in addition."""
     rows = 64
     width = SMALL["encoder_embed_dim"]
     source, target = batch()

@@ -28,7 +28,7 @@ SAMPLING_METHODS = ("temperature", "concat", "uniform")
 def three_moments(seed: str) -> list[tuple[str, int]]:
     """Draw the moments at which a training is killed: each time in its second to ninth update since it was started.
 
-    They are as status_of_training takes them, ("update", number).
+    The moments are as status_of_training takes them, ("update", number).
     """
     chance = random.Random(seed)
     return [("update", chance.randint(2, 9)) for _ in range(3)]
@@ -46,7 +46,7 @@ def test_a_killed_training_of_a_language_model_ends_as_one_left_alone(case, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("method", SAMPLING_METHODS)
 def test_a_killed_training_of_many_pairs_ends_as_one_left_alone(method, sharded_pairs, tmp_path):
-    """Its data are several pairs in both directions, in two folders (shards), of which each epoch takes the next."""
+    """The data are several pairs in both directions, in two folders (shards). Each epoch takes the next folder."""
     shards = [sharded_pairs / "bin" / name for name in ("shard00", "shard01")]
     pairs = lines_of(shards[0] / "pairs.txt")
     task = (

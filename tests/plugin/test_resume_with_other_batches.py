@@ -50,7 +50,7 @@ def epoch_of(batches: int, processes: int = 1, skip_remainder: bool = False) -> 
 def place_after(done: int, batches: int | None, processes: int = 1) -> dict:
     """Return the state of an iterator, as a checkpoint holds it, after `done` batches of each process in epoch 2.
 
-    batches: of the epoch, over all processes; None as in checkpoints of fairseq and of earlier versions
+    batches: number in the epoch, over all processes; None as in checkpoints of fairseq and of earlier versions
     """
     place = {"epoch": 2, "version": 2, "shuffle": True, "iterations_in_epoch": done, "num_shards": processes}
     if batches is not None:
@@ -77,7 +77,7 @@ RESUMES = {  # place_after(batches done, of), epoch_of(batches), batches of an u
     # 6/10 of 20 batches, by two processes
     "two processes with half as large batches": Resume(place_after(6, 10), epoch_of(20, processes=2), 1, 6),
     "larger updates": Resume(place_after(5, 10), epoch_of(10), 4, 4),  # the fifth batch is inside the second update
-    "one update of the whole epoch": Resume(place_after(5, 8), epoch_of(8), 100, 0),  # at its beginning
+    "one update of the whole epoch": Resume(place_after(5, 8), epoch_of(8), 100, 0),  # at the epoch's beginning
     # 9 / 2 by each process, rounded down to whole updates
     "larger updates on two processes": Resume(place_after(9, 20), epoch_of(20, processes=2), 3, 3),
     # fairseq drops the last batch: 9 are left, of which the resume makes the last one again
@@ -96,7 +96,10 @@ def place_now(resume: Resume) -> dict:
 
 @pytest.mark.parametrize("name", RESUMES)
 def test_a_resume_is_after_the_same_share_of_the_epoch(name):
-    """Or a little before it, at the beginning of an update that the epoch still has."""
+    """The resume may be a little before that share, at the beginning of an update that the epoch still has.
+
+    An old checkpoint tells no share: the resume is after as many batches, or at the beginning of a shorter epoch.
+    """
     resume = RESUMES[name]
 
     now = place_now(resume)
@@ -122,7 +125,7 @@ def test_the_log_warns_of_a_resume_at_another_place(name, caplog):
 
 @pytest.mark.parametrize("name", RESUMES)
 def test_after_a_resume_the_rest_of_the_epoch_has_an_update_and_ends(name):
-    """fairseq's iterators take the converted place for theirs."""
+    """fairseq's iterators take the converted place for their own."""
     resume = RESUMES[name]
     epoch = resume.epoch
     epoch.load_state_dict(place_now(resume))

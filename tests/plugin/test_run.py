@@ -1,4 +1,4 @@
-"""Tests that the state of a training is its own: of two in one process, and in its folder after errors and resumes."""
+"""Tests that a training has a state of its own: beside another in one process, and after errors and resumes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def last_state(folder: Path) -> dict:
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_training_beside_another_saves_what_it_saves_alone(name, trained_by_turns, trained_alone):
-    """Its weights, best loss and patience are not those of the other, nor mixed with them."""
+    """The training's weights, best loss and patience are not those of the other training, nor mixed with them."""
     by_turns = last_state(trained_by_turns[name])
     alone = last_state(trained_alone[name])
 
@@ -126,7 +126,7 @@ def test_two_trainings_by_turns_have_best_losses_of_their_own(trained_by_turns):
 
 @pytest.mark.parametrize("function", [checkpoint_utils.save_checkpoint, fairseq_cli.train.should_stop_early])
 def test_no_best_loss_is_kept_in_fairseqs_functions(function, trained_by_turns):
-    """fairseq keeps it there, as an attribute, for all trainings of the process."""
+    """fairseq keeps the best loss as an attribute of these functions, for all trainings of the process."""
     assert not hasattr(function, "best")
 
 
@@ -134,7 +134,7 @@ def test_no_best_loss_is_kept_in_fairseqs_functions(function, trained_by_turns):
 
 
 def test_a_training_in_the_folder_of_another_is_refused_while_that_runs(data, tmp_path, monkeypatch):
-    """The first one's folder stays locked after the refusal, so that a second try is refused too."""
+    """The first training's folder stays locked after the refusal, so that a second try is refused, too."""
     monkeypatch.setattr(lock, "GRACE", 0.1)  # seconds that a training waits for another to end
     first = SteppedTraining(data, tmp_path)
 
@@ -146,7 +146,7 @@ def test_a_training_in_the_folder_of_another_is_refused_while_that_runs(data, tm
 
 
 def test_the_folder_of_a_training_that_has_ended_is_free(data, tmp_path):
-    """The second training would be refused otherwise."""
+    """The second training would be refused if the folder were locked."""
     first = SteppedTraining(data, tmp_path)
     first.end()
 
@@ -246,7 +246,7 @@ def checkpoint_of_a_run(data, tmp_path_factory):
 
 
 def test_the_docstring_of_run_lists_what_a_checkpoint_holds(checkpoint_of_a_run):
-    """Each key of a checkpoint, and of its extra_state, is a word there."""
+    """Each key of a checkpoint, and of its extra_state, is a word of the docstring."""
     words = set(re.findall(r"\w+", Run.__doc__))
 
     assert checkpoint_of_a_run.keys() <= words

@@ -39,7 +39,7 @@ CHECKPOINTS_OF_13_UPDATES = {  # flags -> checkpoints; updates 4, 8 and 12 end a
     # fairseq saves no update before that of --validate-after-updates
     "--save-interval-updates 4 --validate-after-updates 4": {"_1_4", "_2_8", "_3_12"},
     "--save-interval-updates 4 --validate-after-updates 5": {"_2_8", "_3_12"},
-    # only every second epoch is validated; saved are as many as without the flag
+    # only every second epoch is validated; as many checkpoints are saved as without the flag
     "--save-interval-updates 4 --validate-interval 2": {"_1_4", "_2_8", "_3_12"},
 }
 
@@ -91,7 +91,7 @@ def test_an_update_and_the_epoch_that_it_ends_are_one_file(name, saved_by_update
 
 
 def test_an_update_that_ends_an_epoch_is_written_once(saved_by_updates_and_epochs):
-    """Every second update of 12 is written; the epochs end with updates of these."""
+    """Every second update of 12 is written, and the updates that end an epoch are among these."""
     written = saved_by_updates_and_epochs.written
 
     assert len(written) == 12 // 2
@@ -117,9 +117,9 @@ def test_a_resume_from_an_epochs_end_ends_as_the_training_that_went_on(data, tmp
     [
         pytest.param(signal.SIGTERM, ("update", 4), id="SIGTERM in the epoch's last update"),
         # the first validation, after update 2, has four batches, and this is the second batch of the next one
-        pytest.param(signal.SIGTERM, ("validation", 6), id="SIGTERM in the validation at its end"),
+        pytest.param(signal.SIGTERM, ("validation", 6), id="SIGTERM in the validation at the epoch's end"),
         # update 2 renames checkpoint_1_2, _best and _last into place, update 4 checkpoint_1_4 and then _best
-        pytest.param(signal.SIGKILL, ("rename", 5), id="SIGKILL in the save of its last update"),
+        pytest.param(signal.SIGKILL, ("rename", 5), id="SIGKILL in the save of the epoch's last update"),
     ],
 )
 def test_a_training_interrupted_at_an_epochs_end_ends_as_one_left_alone(kind, moment, data, tmp_path):

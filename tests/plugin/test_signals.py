@@ -39,7 +39,7 @@ def lines_of_run(log: Path) -> list[str]:
     """Return the lines of a log that tell of stops, failed saves and errors, without date and level."""
     ours = re.findall(r"^.*(?:deepnet_fairseq\.plugin\.run|error:).*$", log.read_text(), re.MULTILINE)
     lines = [line.rpartition(" | ")[2] for line in ours]
-    return [line for line in lines if not re.match("(Saving|Finished saving) checkpoint ", line)]  # of every save
+    return [line for line in lines if not re.match("(Saving|Finished saving) checkpoint ", line)]  # lines of every save
 
 
 def updates_of(log: Path) -> list[int]:
@@ -107,7 +107,7 @@ def test_the_same_command_resumes_after_a_signal(continued_training):
 
 
 def test_the_same_command_makes_no_more_updates_after_the_end(continued_training):
-    """fairseq's own makes one more. Logged are the averages of the epoch alone, which a signal may have prevented."""
+    """fairseq alone makes one more. The log has only the averages of the epoch, which a signal may have prevented."""
     kinds_of_rows = {kind for kind, _updates in logged_numbers(continued_training.after_the_end)}
 
     assert updates_of(continued_training.after_the_end) == []
@@ -122,7 +122,7 @@ def test_the_same_command_makes_no_more_updates_after_the_end(continued_training
     ],
 )
 def test_a_second_signal_ends_the_process_unless_it_comes_at_once(echo, pause, status):
-    """echo: seconds in which a signal may come twice; pause: at least so many are between the two.
+    """echo: seconds in which a signal may come twice; pause: the fewest seconds between the two.
 
     status: of the process, which ends itself with 7 if it lives on.
     """
@@ -372,9 +372,9 @@ CONFIG_WITH_LOADERS = OmegaConf.create({"dataset": {"num_workers": 2}, "checkpoi
 
 
 def raise_while_reading_a_batch(error: Exception) -> None:
-    """Raise an error as torch's DataLoader does, and pass it to what fairseq-train has explain it.
+    """Raise an error as torch's DataLoader does, and pass it to the function by which fairseq-train explains it.
 
-    That raises a UserError if the error comes from a killed process that loads data.
+    The function raises a UserError if the error comes from a killed process that loads data.
     """
 
     def _try_get_data():  # the name of the function in torch's DataLoader
@@ -388,7 +388,10 @@ def raise_while_reading_a_batch(error: Exception) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), EOFError()])
 def test_a_killed_process_that_loads_data_is_told_in_one_line(error):
-    """torch raises either, according to the call in which it notices the loss; the folder is that of a resume."""
+    """torch raises one of the two errors, according to the call in which it notices the loss.
+
+    The line names the folder from which a resume starts.
+    """
     with refused("--num-workers 2") as caught:
         raise_while_reading_a_batch(error)
 

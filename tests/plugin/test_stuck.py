@@ -1,6 +1,6 @@
 """Tests of --stop-stuck N, which ends a training that learns word frequencies and no more.
 
-Its bound is the loss of guessing: of the best constant prediction. A validation is bad if its loss is not at least 0.5
+The bound is the loss of guessing: of the best constant prediction. A validation is bad unless its loss is more than 0.5
 bits lower. A training ends once all validations of the last N updates were bad.
 """
 
@@ -36,7 +36,7 @@ MASKED_SHARE = 0.15  # of the tokens, fairseq's default --mask-prob
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
 def test_the_bound_is_the_lowest_loss_of_a_constant_prediction(smoothing):
-    """Descent on fairseq's own loss, with scores that are the same at every place, finds the same."""
+    """Descent on fairseq's own loss, with scores that are the same at every place, finds the same bound."""
     vocabulary = 9
     target = torch.tensor([4, 4, 4, 5, 5, 6])
     logits = torch.zeros(vocabulary, dtype=torch.float64, requires_grad=True)
@@ -61,7 +61,7 @@ def test_the_bound_is_the_lowest_loss_of_a_constant_prediction(smoothing):
     "kind, share, tolerance", [("causal", 1.0, 0.0), ("masked", MASKED_SHARE, 0.05)], ids=["causal", "masked"]
 )
 def test_a_language_models_bound_is_of_the_tokens_that_its_loss_is_of(kind, share, tolerance, tmp_path):
-    """share: of the tokens of the validation set; all of them are targets, or those that are drawn to be masked."""
+    """share: the part of the validation set's tokens that are targets: all, or those that are drawn to be masked."""
     flags = (*KINDS[kind], "--stop-stuck", "10", "--save-dir", str(tmp_path))
     trainer = build_trainer(parse_training_flags([str(make_text(tmp_path)), *FLAGS, *flags]))
     trainer.task.load_dataset("valid")
@@ -115,7 +115,7 @@ def test_a_process_without_data_counts_no_targets(no_batch, task):
 def monitor_at_its_limit():
     """Provide a monitor with a limit of 300 updates whose validations have been bad from update 400 to 700.
 
-    Losses of 7.5 and more are bad: those below the bound of 8 by less than 0.5 bits. Only that after update 300 is not.
+    Losses of 7.5 and more are bad, as the bound is 8. Only the loss after update 300 is not bad.
     """
     monitor = stuck.Stuck(limit=300)
     bound = 8.0
@@ -133,7 +133,7 @@ def test_updates_count_from_the_first_bad_validation_in_a_row(monitor_at_its_lim
 
 
 def test_the_headline_names_both_updates(monitor_at_its_limit):
-    """Scripts look for its first words."""
+    """Scripts look for the first words of the headline."""
     headline = monitor_at_its_limit.headline()
 
     assert headline.startswith("stuck at update 700: ")
@@ -170,7 +170,7 @@ def stopped_training(data, tmp_path_factory) -> StoppedTraining:
 
 
 def test_a_training_that_learns_nothing_is_stopped(stopped_training):
-    """It is bad from the first validation on, after update 2; six updates later it ends."""
+    """Validations are bad from the first one on, after update 2. Six updates later the training ends."""
     folder, program = stopped_training
 
     assert program.returncode == 4  # documented
@@ -199,7 +199,7 @@ def test_a_stopped_training_continues_with_a_limit_of_zero(stopped_training, dat
 
 
 def test_a_training_that_learns_is_not_stopped(data, tmp_path, caplog):
-    """It is made to its last update, although the first validations are bad, which the log tells."""
+    """The training reaches its last update, although the first validations are bad, which the log tells."""
     shallow = ("--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--lr", "2e-2")
     flags = ("--stop-stuck", "80", "--max-update", "90", "--validate-interval-updates", "10")
 
@@ -212,7 +212,7 @@ def test_a_training_that_learns_is_not_stopped(data, tmp_path, caplog):
 
 @pytest.mark.smoke
 def test_two_processes_have_the_bound_of_one_and_end_together(data, stopped_training, tmp_path):
-    """Each of them sees half of the text; the bound is of all of it."""
+    """Each process sees half of the text, but the bound is that of the whole text."""
     flags = (*VALIDATED, *LEARNS_NOTHING, "--stop-stuck", "2", "--max-update", "20", "--save-dir", tmp_path)
 
     two = run("fairseq-train", data, *flags, "--distributed-world-size", "2", check=False)
@@ -238,7 +238,7 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("flag", CONFLICTS)
 def test_a_flag_without_losses_of_single_words_is_refused(flag, data, tmp_path, capsys):
-    """There is nothing to compare with the bound. The folder of checkpoints is not made."""
+    """With such a flag no loss can be compared with the bound. The folder of checkpoints is not made."""
     folder = tmp_path / "run"
 
     with pytest.raises(SystemExit):

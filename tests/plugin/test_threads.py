@@ -80,7 +80,7 @@ def test_narrow_models_run_side_by_side_and_wide_ones_alone(three_cores, width, 
     ],
 )
 def test_a_given_number_of_processes_shares_the_cores(three_cores, width, processes, threads_of_each):
-    """Each gets a thread; together they get no more threads than there are cores, if there are enough."""
+    """Each process gets a thread, and there are more threads than cores only if there are more processes than cores."""
     assert processes_and_threads(width, tasks=9, processes=processes) == Share(processes, threads_of_each)
 
 
@@ -97,7 +97,7 @@ def test_other_widths_are_judged_by_the_next_lower_one_in_the_table(three_cores,
 
 
 def test_two_hyper_threads_are_one_core(three_cores, monkeypatch):
-    """Of three logical cores the first and the last are hyper-threads of one."""
+    """The first and the last of three logical cores are hyper-threads of one core."""
     siblings = {0: "0,2", 1: "1", 2: "0,2"}  # as Linux lists them
     monkeypatch.setattr(threads, "_siblings", siblings.get)
 
@@ -105,7 +105,7 @@ def test_two_hyper_threads_are_one_core(three_cores, monkeypatch):
 
 
 def test_the_packages_table_has_the_widths_that_were_measured():
-    """results/threads/README.md has the same."""
+    """results/threads/README.md has the same widths."""
     assert list(threads.measured()) == [64, 128, 256, 512]
 
 
@@ -163,7 +163,7 @@ def test_a_number_that_the_user_has_given_for_one_model_is_not_that_of_the_next(
 
 
 def test_the_number_that_a_program_has_set_stays(three_cores):
-    """A program other than the package's; a narrow model would get one thread."""
+    """The program is not one of the package's, where a narrow model would get one thread."""
     torch.set_num_threads(2)
 
     assert torch_threads.use(NARROW) == 2
@@ -326,7 +326,7 @@ def test_a_training_takes_and_names_the_threads_of_the_environment(begun_with_tw
 
 
 def test_a_resume_keeps_the_threads_against_the_environment(begun_with_two_threads, train_until, tmp_path, monkeypatch):
-    """The log names the flag by which a training takes others."""
+    """The log names the flag by which a resume takes another number of threads."""
     set_threads_by_environment(monkeypatch, 1)
 
     said = train_until(3)
@@ -349,7 +349,7 @@ def test_a_resume_keeps_the_threads_against_the_decision_by_width(begun_with_two
 def test_a_resume_on_fewer_cores_has_no_more_threads_than_cores(
     begun_with_two_threads, train_until, tmp_path, monkeypatch
 ):
-    """The log names the number of threads with which it was begun."""
+    """The log names the number of threads with which the training was begun."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})  # one core
     torch.set_num_threads(1)  # as torch does at the start of a program
 
@@ -373,8 +373,8 @@ def render():
 def records():
     """Provide the benchmark's records of two widths, in both of which a second thread halves the time on idle cores.
 
-    Beside a busy core it doubles the time of the narrow model, so that it loses as much as it gains; of the wide one it
-    makes 1.5 times as much.
+    Beside a busy core the second thread doubles the time of the narrow model, so that it loses as much as it gains. The
+    wide model then takes 1.5 times as long.
     """
     seconds = {
         # (width, threads, busy cores): seconds of an update
@@ -394,7 +394,7 @@ def records():
 
 
 def test_page_and_table_are_those_of_the_records():
-    """With --check the program fails, and writes nothing, if they are others."""
+    """With --check the program writes nothing, and fails if it would write another page or table."""
     subprocess.run([sys.executable, RENDER, "--check"], check=True)
 
 

@@ -110,7 +110,7 @@ CHANGES = {
     "inside another module": Change(with_leaky_relu(0.1), with_leaky_relu(0.2), "outer_negative_slope"),
     "the place of a LayerNorm": Change(with_norms("pre", "post"), with_norms("post", "pre"), "norm_place"),
 }
-# a new module in front of each branch, with a number: the constant is not in checkpoints of the method before
+# a new module in front of each branch, with a number: checkpoints from before the change lack the constant
 ADDED = Change(method_with(), method_with(before=lambda self, site: nn.ELU()), "before_alpha")
 CHANGES_AND_ADDED = CHANGES | {"one number more": ADDED}
 
@@ -126,7 +126,7 @@ def test_a_constant_is_saved_with_the_model(name):
 
 @pytest.mark.parametrize("name", CHANGES_AND_ADDED)
 def test_a_checkpoint_that_was_rounded_to_half_precision_loads(name):
-    """Its constants count as equal."""
+    """The rounded constants count as equal."""
     change = CHANGES_AND_ADDED[name]
     state = model_of_class(change.before).state_dict()
     rounded = {key: value.half() for key, value in state.items()}
@@ -153,7 +153,7 @@ def test_a_stack_alone_refuses_another_constant_by_its_name(name):
 
 
 def test_a_stack_alone_refuses_a_checkpoint_without_its_constant():
-    """By torch's own error for a missing key."""
+    """The refusal is torch's own error for a missing key."""
     state = model_of_class(ADDED.before).encoder.state_dict()
 
     with pytest.raises(RuntimeError, match=ADDED.constant):
@@ -213,7 +213,7 @@ def test_a_stack_alone_loads_a_checkpoint_with_its_own_constant(two_models):
 
 
 def test_a_model_of_a_method_with_constants_loads_a_checkpoint_of_post_ln():
-    """Which looks like one of an earlier version."""
+    """A checkpoint of post_ln has no constants, like one of an earlier version."""
     post_ln = small(method="post_ln")
 
     model_of_class(method_with()).load_state_dict(post_ln.state_dict())

@@ -1,4 +1,4 @@
-"""Tests that methods in a folder outside the package pass every test of the registry, and that commands take them."""
+"""Tests that methods in a folder outside the package pass the tests of the registry, and that commands take them."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def pytest_with_methods_from(folder: Path, *words: str) -> subprocess.CompletedP
 def test_methods_of_a_folder_pass_the_tests_of_the_registry(user_dir):
     """All tests of the default suite are run that have a method's name in theirs, or go through all methods at once.
 
-    One is left out, correct_model of earlier_layers: the first branch of that method reads 1.1 x, which `deepnet
+    One test is left out, correct_model of earlier_layers: the first branch of that method reads 1.1 x, which `deepnet
     verify` takes for its shortcut, so that it reports a wrong factor of 1/1.1.
     """
     names = " or ".join([*METHODS, *TESTS_OF_THE_WHOLE_REGISTRY])
@@ -254,14 +254,14 @@ def planned_parameters(user_dir: Path, method: str) -> int:
 
 @pytest.fixture(scope="module")
 def post_ln_parameters(user_dir):
-    """Provide the number of parameters of the same model with the method post_ln, which adds none."""
+    """Provide the parameters of the model of planned_parameters with the method post_ln, which adds none."""
     return planned_parameters(user_dir, "post_ln")
 
 
 def test_a_plan_counts_widths_that_depend_on_the_depth(user_dir, post_ln_parameters):
     """Branch k of a stack has k weights in earlier_layers."""
     encoder_weights = 60 * 61 // 2  # 1 + 2 + .. + 60: two branches in each of 30 layers
-    decoder_weights = 90 * 91 // 2  # three
+    decoder_weights = 90 * 91 // 2  # 1 + 2 + .. + 90: three branches in each of 30 layers
 
     added = planned_parameters(user_dir, "earlier_layers") - post_ln_parameters
 
@@ -362,7 +362,7 @@ def test_deepnet_export_writes_a_model_of_a_package(averaged_checkpoint, package
     ],
 )
 def test_a_folder_that_cannot_be_imported_is_refused(file, text, place, tmp_path):
-    """file: the only one in the folder; place: in it, named in the line of error."""
+    """file: the only file in the folder; place: the place in that file which the error line names."""
     (tmp_path / file).write_text(text)
 
     done = run_cold("deepnet", "methods", "--user-dir", tmp_path, check=False)

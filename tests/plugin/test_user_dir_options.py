@@ -1,6 +1,7 @@
 """Tests of a method of a `--user-dir`: its options are flags and fields of configs, as those of the package's methods.
 
-Its title, and its colour and marker in pictures, are tested here too; test_user_dir_constants.py has its constants.
+The method's title, and its colour and marker in pictures, are tested here, too. test_user_dir_constants.py has the
+tests of its constants.
 """
 
 import dataclasses
@@ -250,7 +251,7 @@ def test_flags_of_a_plan_set_an_option(example):
 
 @pytest.mark.parametrize("model", archs.STACKS)
 def test_an_option_is_a_field_of_fairseqs_config(model, example):
-    """The config class is made anew with it, can be pickled, and is the one that fairseq and hydra have."""
+    """The config class is made anew with the option, can be pickled, and is the one that fairseq and hydra have."""
     config_class = flags.CONFIGS[model]
 
     assert MODEL_DATACLASS_REGISTRY[model] is config_class
@@ -264,7 +265,7 @@ def test_every_model_of_the_package_has_a_config_of_fairseqs():
     assert flags.CONFIGS.keys() == archs.STACKS.keys()
 
 
-@pytest.mark.parametrize("wrong", ["0.3", True, None])  # a text: YAML reads 3e-1 as one
+@pytest.mark.parametrize("wrong", ["0.3", True, None])  # "0.3" is a text, and YAML reads 3e-1 as a text, too
 def test_an_option_of_another_type_is_refused_by_its_flag(wrong, example):
     with refused(f"--{example}-c"):
         core_models.build(vocab=VOCAB, **shallow(example, c=wrong))
@@ -319,7 +320,7 @@ def test_an_option_may_not_have_the_name_of_another_field():
     ],
 )
 def test_an_option_may_not_have_the_flag_of_another_setting(name, key):
-    """A value of the flag would set both."""
+    """A value of the flag would set the option and the other setting."""
     deepnet_fairseq.register()
     method = method_with(options={key: Option(0.5, "")})
 
@@ -368,7 +369,7 @@ def test_a_method_does_not_take_over_the_title_of_its_base_class():
 
 
 def test_every_method_has_a_colour_and_marker_of_its_own_in_pictures():
-    """Those of the package, and two more."""
+    """The methods are those of the package, and two more."""
     with registered(method_with()) as first, registered(method_with()) as second:
         styles = [style_of(name) for name in METHODS]
 
