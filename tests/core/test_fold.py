@@ -15,7 +15,7 @@ from deepnet_fairseq.core.archs import LM, MASKED_LM, ROBERTA
 from deepnet_fairseq.core.archs import MODEL_NAME as TRANSLATOR
 from deepnet_fairseq.core.methods import METHODS, Method
 from deepnet_fairseq.core.profile import residuals
-from deepnet_fairseq.tools.export.fold import fold, why_not_foldable
+from deepnet_fairseq.tools.export.fold import PLACES, fold, why_not_foldable
 from deepnet_fairseq.tools.export.transformer import STOCK, stock_model
 
 from ..support import single_stacks
@@ -193,7 +193,7 @@ OPTIONAL_SLOTS = ("mixer", "ending", "before", "hidden", "heads", "inner", "oute
 
 
 @pytest.fixture
-def why_every_slot_does_not_fold(monkeypatch):
+def why_the_method_does_not_fold(monkeypatch):
     """Register EverySlot, a method that fills every slot, with streams of double width and norms in two places.
 
     The value is a function that says why a model of it does not fold.
@@ -203,14 +203,14 @@ def why_every_slot_does_not_fold(monkeypatch):
     return lambda: why_not_foldable(small(TRANSLATOR, method="every_slot"))
 
 
-def test_a_stream_wider_than_a_branch_does_not_fold(why_every_slot_does_not_fold):
-    assert "more than one branch reads" in why_every_slot_does_not_fold()
+def test_a_stream_wider_than_a_branch_does_not_fold(why_the_method_does_not_fold):
+    assert "more than one branch reads" in why_the_method_does_not_fold()
 
 
-def test_layer_norms_at_different_places_do_not_fold(why_every_slot_does_not_fold, monkeypatch):
+def test_layer_norms_at_different_places_do_not_fold(why_the_method_does_not_fold, monkeypatch):
     monkeypatch.setattr(EverySlot, "stream_width", Method.stream_width)
 
-    assert "LayerNorms do not all stand where" in why_every_slot_does_not_fold()
+    assert "LayerNorms do not all stand where" in why_the_method_does_not_fold()
 
 
 @pytest.fixture
@@ -220,23 +220,39 @@ def plain_streams_and_norms(monkeypatch):
     monkeypatch.setattr(EverySlot, "norm_place", Method.norm_place)
 
 
-@pytest.mark.usefixtures("plain_streams_and_norms")
-@pytest.mark.parametrize("emptied", range(len(OPTIONAL_SLOTS)))
-def test_a_filled_slot_does_not_fold(emptied, why_every_slot_does_not_fold, monkeypatch):
-    """Each case empties one more of OPTIONAL_SLOTS, and leaves at least one of them filled."""
-    for slot in OPTIONAL_SLOTS[:emptied]:
+@pytest.fixture
+def plain_merges(monkeypatch):
+    """Give EverySlot the merge of a plain Transformer, x + f."""
+    monkeypatch.setattr(EverySlot, "residual", Method.residual)
+
+
+@pytest.mark.usefixtures("plain_streams_and_norms", "plain_merges")
+@pytest.mark.parametrize("filled", OPTIONAL_SLOTS)
+def test_a_filled_slot_does_not_fold(filled, why_the_method_does_not_fold, monkeypatch):
+    """The other slots are empty, so that the reason is the place of this one."""
+    for slot in OPTIONAL_SLOTS:
+        if slot != filled:
+            monkeypatch.setattr(EverySlot, slot, lambda *_: None)
+    place = "a combination of all outputs" if filled == "mixer" else PLACES[filled]
+
+    assert place in why_the_method_does_not_fold()
+
+
+@pytest.mark.usefixtures("plain_streams_and_norms", "plain_merges")
+def test_a_method_with_empty_slots_folds(why_the_method_does_not_fold, monkeypatch):
+    for slot in OPTIONAL_SLOTS:
         monkeypatch.setattr(EverySlot, slot, lambda *_: None)
 
-    assert why_every_slot_does_not_fold() is not None
+    assert why_the_method_does_not_fold() is None
 
 
 @pytest.mark.usefixtures("plain_streams_and_norms")
-def test_an_unknown_merge_of_shortcut_and_branch_does_not_fold(why_every_slot_does_not_fold, monkeypatch):
+def test_an_unknown_merge_of_shortcut_and_branch_does_not_fold(why_the_method_does_not_fold, monkeypatch):
     """The merge is named by its class, Gate."""
     for slot in OPTIONAL_SLOTS:
         monkeypatch.setattr(EverySlot, slot, lambda *_: None)
 
-    assert "a Gate merges shortcut and branch" in why_every_slot_does_not_fold()
+    assert "a Gate merges shortcut and branch" in why_the_method_does_not_fold()
 
 
 def test_a_shortcut_scaled_feature_by_feature_is_refused():
