@@ -19,7 +19,7 @@ from deepnet_fairseq.plugin.models import MODELS
 from deepnet_fairseq.tools.plan.fit import choose
 from deepnet_fairseq.tools.plan.needs import count, flops, memory
 from deepnet_fairseq.tools.plan.setting import GIB, Setting, parse_setting
-from deepnet_fairseq.tools.plan.trace import trace
+from deepnet_fairseq.tools.plan.trace import Meter, trace
 
 from ..support.planned import PlannedTraining
 
@@ -236,6 +236,20 @@ def bytes_a_parameter(**changes) -> float:
     setting = replace(small_setting(MT), device="cuda", **changes)
     plan = memory(setting)
     return (plan.weights + plan.gradients + plan.optimiser) / count(setting).total
+
+
+def test_the_results_of_an_operator_that_is_not_torchs_own_are_counted():
+    """A user's method may call such an operator. It runs without the meter, which sees its result alone."""
+    library = torch.library.Library("tests_of_the_plan", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x.new_empty(2 * len(x)), "Meta")
+    numbers = torch.empty(4, device="meta")
+
+    with Meter([numbers]) as meter:
+        doubled = torch.ops.tests_of_the_plan.twice(numbers)
+
+    assert meter.live == doubled.nbytes == 32
+    assert meter.launches == 1
 
 
 # bytes of a parameter

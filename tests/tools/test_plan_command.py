@@ -253,6 +253,9 @@ def test_a_mistake_is_named_in_one_line(flags, named):
         "--epoch-weights 5",
         "--epoch-weights 5-3",
         f"--epoch-weights last:{'9' * 5000}",
+        # no JSON object
+        "--facts {",
+        "--facts 3",
     ],
 )
 def test_a_mistake_in_a_row_is_named_with_the_row(flags, tmp_path):
@@ -260,6 +263,12 @@ def test_a_mistake_in_a_row_is_named_with_the_row(flags, tmp_path):
     flag = flags.split()[0]
 
     assert_refused(f"first: {flag}", "plan", "--rows", tmp_path / "rows")
+
+
+def test_a_row_with_an_unclosed_quote_is_named(tmp_path):
+    (tmp_path / "rows").write_text("first --free 'batch\n")
+
+    assert_refused("first: ", "plan", "--rows", tmp_path / "rows")
 
 
 # rows of an experiment

@@ -1,9 +1,9 @@
 """Search the flags that make a training fit into the memory of a GPU.
 
-A candidate is the user's setting with some changes that save memory: the loss in chunks, layers recomputed, the
+A candidate is the user's setting, as given or with changes that save memory: the loss in chunks, layers recomputed, the
 optimiser's state sharded over GPUs. Candidates are tried from the one that costs no time to the one that costs most,
 and each in smaller and smaller batches, with --update-freq so that an update stays as large. An option is a candidate
-in one batch size, with the memory that it takes.
+in one batch size, with the memory that it takes. Stages are the parts of a model whose costs trace.py counts apart.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ USABLE = 0.9  # share of a GPU's memory; the rest is for CUDA's context, workspa
 WORTHWHILE = 0.99  # an option is left out unless its peak is below this share of the peak before
 GROUP_SIZES = (1, 4)  # numbers of layers that are recomputed together
 # limits of one GPU's batch, --max-tokens
-MOST_TOKENS = 16_384  # an update of 128 x 4,096 tokens still consists of 32 batches, of sentences of all lengths
+MOST_TOKENS = 16_384  # the 128 x 4,096 tokens of an update are still 32 batches, with sentences of all lengths
 LEAST_TOKENS = 4096  # in smaller batches launching kernels takes longer than computing
-LEAST_TOKENS_RECOMPUTED = 1024  # the same with recomputation
-# tokens of the smaller of two batches that `choose` traces; all but a loss in chunks is linear in the sentences
+LEAST_TOKENS_RECOMPUTED = 1024  # the limit where layers are recomputed, or where no other way saves memory
+# tokens of the smaller of the two batches that `choose` traces, unless a sentence has more
 TRACED_TOKENS = 1024
 
 
@@ -49,7 +49,7 @@ class Option:
     @property
     def cost(self) -> float:
         """FLOP a token, divided by those of the original setting; 1.33 if everything is recomputed."""
-        # `step` is the operations of an update on all GPUs, whose tokens differ if the number of GPUs does
+        # `step` is the operations of an update on all GPUs, which has more tokens on more GPUs
         operations = flops(self.setting).step / self.setting.tokens_per_update
         original_operations = flops(self.original).step / self.original.tokens_per_update
         return operations / original_operations
@@ -89,8 +89,8 @@ def recommend(setting: Setting) -> list[Option]:
 
     The list ends with the first that fits, which is the recommended one, or with the last that there is. The order is:
     the loss in chunks, layers recomputed one at a time and in groups, the optimiser's state sharded, more GPUs. Each
-    option has the largest batches in which it fits; if it fits in none, the smallest. Options that do not fit and save
-    hardly anything are left out.
+    option but the first has the largest batches, up to the setting's own, in which it fits; if it fits in none, the
+    smallest. Options that do not fit and save hardly anything are left out.
     """
     options = [Option("as given", setting, setting, memory(setting))]
     # if the loss cannot be in chunks, the first candidate is the setting itself, tried here in smaller batches
@@ -146,8 +146,9 @@ def _candidates(
 
     Each candidate keeps what the ones before it have changed. The batches are those of `setting`.
 
-    most_gpus: over which the optimiser's state may be sharded; chunk_loss: whether the loss may be computed in chunks,
-    which makes the first candidate if the setting does not do so already; recompute, adam: as for `choose`.
+    most_gpus: the most GPUs over which the optimiser's state may be sharded; chunk_loss: whether the first candidate
+    computes the loss in chunks, if the setting does not do so already and the model has such a loss; otherwise the
+    first one is the setting as given; recompute, adam: as for `choose`.
     """
     candidate = setting
     chunked_criterion = setting.objective.chunked
@@ -157,12 +158,12 @@ def _candidates(
     else:
         yield "as given", candidate
 
-    if recompute and not setting.checkpoint_every:  # else the user has chosen already what is recomputed
+    if recompute and not setting.checkpoint_every:  # otherwise the user has already chosen what is recomputed
         for layers in GROUP_SIZES:
             candidate = replace(candidate, checkpoint_every=layers)
             yield f"recompute {layers} layers at a time" if layers > 1 else "recompute each layer", candidate
 
-    # only deepnet_adam is sharded, which does not do memory-efficient half precision
+    # only deepnet_adam is sharded, and it cannot do memory-efficient half precision
     if adam and not setting.memory_efficient:
         gpus = max(2, setting.gpus)
         while gpus <= most_gpus:
@@ -178,7 +179,7 @@ def _in_largest_batch(
     name: of the candidate, to which a batch size other than the original one is added; original: the setting as the
     user gave it; sizes: batch sizes in tokens, the largest first, at least one; memory_of: see MemoryOf.
     """
-    update_tokens = original.max_tokens * original.update_freq  # of one GPU; they stay as many
+    update_tokens = original.max_tokens * original.update_freq  # on one GPU; their number stays the same
     for tokens in sizes:
         setting = replace(candidate, max_tokens=tokens, update_freq=update_tokens // tokens)
         label = name
@@ -196,7 +197,7 @@ def _batch_sizes(setting: Setting, most: int, least: int | None = None) -> Itera
 
     least: None for LEAST_TOKENS, or LEAST_TOKENS_RECOMPUTED if layers are recomputed. The limit is lower if the
     setting's own batch is smaller than that, and higher if a single sentence is longer. If no size lies between the
-    limits, as where an update has a prime number of tokens, the setting's own size is the only one.
+    limits, as where an update has a prime number of tokens above `most`, the setting's own size is the only one.
     """
     if least is None:
         least = LEAST_TOKENS_RECOMPUTED if setting.checkpoint_every else LEAST_TOKENS
@@ -205,7 +206,7 @@ def _batch_sizes(setting: Setting, most: int, least: int | None = None) -> Itera
 
     update_tokens = setting.max_tokens * setting.update_freq  # of one GPU
     found = False
-    for update_freq in range(1, update_tokens // least + 1):  # with more batches these would be smaller than `least`
+    for update_freq in range(1, update_tokens // least + 1):  # more batches would be smaller than `least`
         tokens, remainder = divmod(update_tokens, update_freq)
         if remainder == 0 and tokens <= most:
             found = True
@@ -215,11 +216,11 @@ def _batch_sizes(setting: Setting, most: int, least: int | None = None) -> Itera
 
 
 def _stages_of_any_batch(setting: Setting) -> Callable[[Setting], list[Stage]]:
-    """Trace two small batches, and return a function that gives the stages of a setting with any batch size.
+    """Trace two small batches, and return a function that gives the stages (trace.Stage) of any batch size.
 
-    The function takes settings that differ from this one in the batch, recomputation and sharding. It extrapolates from
-    the two batches, which is faster than to trace each size: costs are linear in the number of sentences. Only those of
-    a loss in chunks are not, which is traced for each size.
+    The function takes a setting that may differ from this one in the batch, in recomputation and in sharding. It
+    extrapolates from the two batches, because costs are linear in the number of sentences and tracing each size would
+    be slower. Only a loss in chunks has costs that are not linear, and is traced at each size.
     """
     sentences = max(1, TRACED_TOKENS // setting.length)
     tokens = sentences * setting.length
@@ -227,8 +228,8 @@ def _stages_of_any_batch(setting: Setting) -> Callable[[Setting], list[Stage]]:
     double = trace(replace(setting, max_tokens=2 * tokens, update_freq=1))
 
     def stages_of(candidate: Setting) -> list[Stage]:
-        # from `small` to `double` is a step of `sentences` more; the candidate lies so many steps beyond `double`
-        small_batches = candidate.max_tokens // candidate.length / sentences  # that make one of the candidate's
+        # a step adds one batch as large as `small`; `double` is two of these, and the candidate's batch this many
+        small_batches = candidate.max_tokens // candidate.length / sentences
         steps = small_batches - 2
         stages = [
             stage_of_double.extrapolated(stage_of_small, steps)

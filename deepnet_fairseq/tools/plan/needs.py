@@ -135,7 +135,7 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
       loss: what the loss holds, with its temporaries
       step: temporary tensors of the optimiser's step
       graphs: CUDA graphs, and the gradients of a batch, which graphs keep beside the sum over the update's batches
-      objects: Python's, on the CPU
+      objects: Python's objects, on the CPU; 0 on a GPU, because they are in the memory of the machine
       peak: the most at a time, less than the sum of the others, which are not all there at the same time
       phase: "forward", "backward" or "optimiser": the part of the update in which that peak is.
 
@@ -153,7 +153,7 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
 
     graphs = 0
     if setting.active_graphs:
-        kernels = flops(setting, stages).launches // setting.update_freq  # of one batch, which is one graph
+        kernels = flops(setting, stages).launches // setting.update_freq  # of one batch, whose passes are one graph
         graphs = setting.active_graphs * kernels * GRAPH_BYTES_A_KERNEL + gradients
 
     always = weights + optimiser + buckets + graphs + objects  # in all phases of an update
@@ -167,7 +167,7 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
     phase = max(peaks, key=peaks.__getitem__)
 
     *body, loss = groups  # the last stage, and so the last group, is the loss
-    # of the two peaks of a backward pass, that without .grad, because the result counts it as `gradients`
+    # this peak of the backward pass leaves .grad out, because the result counts .grad as `gradients`
     loss_backward = loss.kept + loss.stages[0].peak_accumulating
     return SimpleNamespace(
         weights=weights,

@@ -8,13 +8,13 @@ the bytes of its checkpoints follow from the number of parameters.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...errors import UserError
+from ...files import parse_json
 from ...plugin.checkpoints.epoch_weights import check_epoch_weights
 from ...text_table import render
 from ...wording import counted
@@ -28,9 +28,9 @@ MOMENTS = 8  # Adam's two, in float32
 MASTER = 4  # the float32 copy of a weight in half precision
 HALF = 2  # the weight itself in half precision
 SINGLE = 4  # the weight itself in float32
-FULL_CHECKPOINTS = 3  # with the optimiser's state, at a time: the last, the one before, and the one being written
+FULL_CHECKPOINTS = 3  # most files with the optimiser's state at a time: the last two, and the one being written
 GB = 1e9
-# flags of a row that this module reads itself, and their defaults; the value is a number, or any text
+# flags of a row that this module reads itself -> their defaults; values of NUMBERS are numbers, of TEXTS any text
 NUMBERS = {
     "--kept": 1, "--stuck": 0, "--save-interval-updates": 0, "--distributed-world-size": 1, "--corpus-tokens": 0.0,
     "--max-update": 0.0, "--max-epoch": 0.0,
@@ -44,8 +44,8 @@ class Row:
     """Plan of one training and its files.
 
     name: of its run; option: its setting and GPU memory; parameters: number of the model's; updates: number of all,
-    None if the flags do not say where the training ends; hours: of training, 0 if that is unknown; disk_peak: the most
-    bytes on the disk while it trains; disk_kept: bytes on the disk at its end; done: whether it is over already.
+    None if the flags do not say where the training ends; hours: of training, 0 if `updates` is None; disk_peak: the
+    most bytes on the disk while it trains; disk_kept: bytes on the disk at its end; done: whether it is over already.
     stuck: value of --stop-stuck, the number of updates after which a training ends if it has learnt nothing; above 0
     only if the paper's run diverged, so that this one is expected to end so.
     """
@@ -94,12 +94,20 @@ def read_rows(lines: Iterable[str], rate: float | None = None) -> list[Row]:
       --kept N             how many files with weights stay (default 1; 0: nothing is saved)
       --free CHOICES       what may be changed to fit into memory: "batch", "recompute", or both with a comma
       --stuck N            value of --stop-stuck for a training whose original in the paper diverged
-      --experiment FOLDER, --facts JSON    the experiment's folder and the content of run.json, which tell whether the
-                           paper's training diverged; see `diverged`
+      --experiment FOLDER, --facts JSON    the experiment's folder and entries of run.json, by which the paper's
+                           training is found that may have diverged; see `diverged`
 
     rate: TFLOP/s of each GPU or process, None for ASSUMED_RATE. Raises a UserError, naming the row, for invalid flags.
     """
-    return [_row(shlex.split(line), rate) for line in lines if line.strip()]
+    return [_row(_split(line), rate) for line in lines if line.strip()]
+
+
+def _split(line: str) -> list[str]:
+    """Split a line into words as a shell would; UserError, naming the row, for a quote that is not closed."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UserError(line.split()[0], f"{str(error).lower()}; quote its flags as for a shell") from None
 
 
 def _row(words: list[str], rate: float | None) -> Row:
@@ -122,7 +130,7 @@ def _row(words: list[str], rate: float | None) -> Row:
         raise UserError(name, str(error)) from None
 
     stuck = 0
-    if args.stuck and diverged(args.experiment, json.loads(args.facts)):
+    if args.stuck and diverged(args.experiment, args.facts):
         stuck = args.stuck
 
     ends = []  # numbers of updates, the smallest of which ends the training
@@ -150,9 +158,10 @@ def _row(words: list[str], rate: float | None) -> Row:
 
 
 def _parse_row_flags(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Parse --done and the flags in NUMBERS and TEXTS; return them, and the words of all other flags.
+    """Parse --done and the flags in NUMBERS and TEXTS; return their values, and the words of all other flags.
 
-    UserError for values that are no numbers from 0 on, and for an --epoch-weights that fairseq-train would refuse.
+    UserError for a value of NUMBERS that is no number from 0 on, for an --epoch-weights that fairseq-train would
+    refuse, and for --facts that are no JSON object; `facts` in the result is that object.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--done", action="store_true")
@@ -166,6 +175,14 @@ def _parse_row_flags(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
         name = flag.removeprefix("--").replace("-", "_")
         check_number(flag, getattr(args, name), zero=True)
     check_epoch_weights(args.epoch_weights or None)
+
+    try:
+        facts = parse_json(args.facts)
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict):
+        raise UserError(f"--facts {args.facts}", "must be a JSON object of entries of run.json")
+    args.facts = facts
     return args, other_flags
 
 
@@ -173,13 +190,13 @@ def diverged(experiment: str, facts: dict) -> bool:
     """Tell whether the paper reports that its own training of this row diverged.
 
     experiment: folder of the experiment, by which the paper's table is found (study.tables), "" for none; facts:
-    content of the training's run.json, which has the values by which its row in the table is found.
+    entries of the training's run.json, by which its row in the table is found, with the paper's corpus as "corpus".
     """
     from ...study.tables import TABLES
 
     for table in TABLES.values():
         if experiment in table.folders:
-            row_key = tuple(facts.get(key, "") for key in table.keys)
+            row_key = tuple(facts.get(key) for key in table.keys)  # None, as in no row, for a fact that is not given
             published = table.rows.get(row_key, {})  # head of a column -> published number, or "diverged"
             if "diverged" in published.values():
                 return True
@@ -194,7 +211,7 @@ def _disk_bytes(setting: Setting, parameters: int, args: argparse.Namespace) -> 
     if not args.kept:  # nothing is saved
         return 0.0, 0.0
     weights = parameters * (SINGLE if setting.precision == "fp32" else HALF)
-    master = MASTER if setting.precision in ("fp16", "bf16") else 0  # memory-efficient precisions have none
+    master = MASTER if setting.precision in ("fp16", "bf16") else 0  # fp32 and memory-efficient precisions have none
     full_checkpoint = weights + parameters * (MOMENTS + master)  # with the optimiser's state
 
     # files with the weights of single epochs, which are there to be averaged

@@ -135,7 +135,10 @@ class Setting:
             raise UserError(f"--criterion {self.criterion}", f"the plan of a {self.model} knows {known}")
 
     def _check_vocabularies(self) -> None:
-        """Raise a UserError for vocabularies of two sizes in a model that has only one vocabulary."""
+        """Raise a UserError for vocabularies of two sizes in a model that has only one vocabulary.
+
+        It is a language model, or a model with --share-all-embeddings.
+        """
         if self.vocab[0] == self.vocab[1]:
             return
         sizes = f"--vocab {self.vocab[0]},{self.vocab[1]}"
@@ -192,7 +195,7 @@ class Setting:
     def active_graphs(self) -> int:
         """Number of CUDA graphs that the plugin makes.
 
-        It makes none on a CPU, of masked language models, and where layers with dropout are recomputed.
+        It makes none on a CPU, none for masked language models, and none where layers with dropout are recomputed.
         """
         cfg = self.cfg
         drops = cfg.dropout or cfg.attention_dropout or cfg.activation_dropout
@@ -219,11 +222,11 @@ class Setting:
         trainable: number of scalars in all trained parameters; largest: number of scalars in the largest parameter
         tensor.
 
-        It keeps Adam's two moments and, if the weights are in half precision, float32 copies of weights and gradients;
-        with sharding each GPU has its part of all of these. fairseq's adam makes the square root of a tensor's second
-        moment, one tensor at a time (with --fp16 all parameters are one tensor), and without float32 weights it also
-        makes float32 copies of that weight and gradient (fairseq's optim/adam.py, optim/fp16_optimizer.py).
-        deepnet_adam has no temporaries.
+        It keeps Adam's two moments and, under --fp16 and --bf16, float32 copies of weights and gradients, which the
+        memory-efficient precisions do without; with sharding each GPU has its part of all of these. fairseq's adam
+        makes the square root of a tensor's second moment, one tensor at a time (with --fp16 all parameters are one
+        tensor), and in a memory-efficient precision it also makes float32 copies of that weight and gradient (fairseq's
+        optim/adam.py, optim/fp16_optimizer.py). deepnet_adam has no temporaries.
         """
         copies = 2  # Adam's two moments
         if self.precision in ("fp16", "bf16"):
@@ -270,7 +273,7 @@ def check_number(flag: str, value: float, zero: bool = False) -> None:
 
 
 def parse_setting(flags: list[str], strict: bool = True) -> Setting:
-    """Parse `deepnet plan`'s flags; raise a UserError, naming the flag, for one that is unknown or contradicts others.
+    """Parse `deepnet plan`'s flags; raise a UserError, naming the flag, for an invalid value or a contradiction.
 
     strict: whether flags that memory and time do not depend on are errors; False ignores them, as in a whole command of
     fairseq-train.
@@ -326,7 +329,7 @@ def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.Argumen
     parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
     parser.add_argument("--length", "--tokens-per-sample", type=int, default=objective.length)
 
-    for name in fields.keys() - {"tokens_per_sample"}:  # its flag is the other name of --length, above
+    for name in fields.keys() - {"tokens_per_sample"}:  # --tokens-per-sample is the other name of --length, above
         flag = f"--{name.replace('_', '-')}"
         annotation = str(fields[name].type)  # as "bool" or "Optional[int]"
         if "bool" in annotation:
@@ -350,7 +353,7 @@ def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.Argumen
 
 
 def _number_of_graphs(text: str) -> int:
-    """Return the number of shapes of batches for the value of --cuda-graphs: a number or "auto"."""
+    """Return how many shapes of batches get a graph, for --cuda-graphs' value: a number or "auto"; else UserError."""
     if text == "auto":
         return AUTO_GRAPHS
     if not text.isdecimal():
@@ -359,7 +362,10 @@ def _number_of_graphs(text: str) -> int:
 
 
 def _vocabularies(text: str) -> tuple[int, int]:
-    """Return the sizes of the source's and the target's vocabulary from "32000" or "32000,40000", --vocab's value."""
+    """Return the sizes of the source's and the target's vocabulary from "32000" or "32000,40000", --vocab's value.
+
+    UserError for anything else.
+    """
     sizes = text.split(",")
     if len(sizes) > 2 or not all(size.isdecimal() for size in sizes):
         raise UserError(f"--vocab {text}", "give the size of the vocabulary, or two with a comma, source first")
@@ -367,10 +373,13 @@ def _vocabularies(text: str) -> tuple[int, int]:
 
 
 def _precision(args: argparse.Namespace) -> str:
-    """Return Setting.precision for the flags --fp16, --memory-efficient-bf16 and so on; UserError for fp16 and bf16."""
+    """Return Setting.precision for the flags --fp16, --memory-efficient-bf16 and so on.
+
+    UserError if there are flags of both fp16 and bf16.
+    """
     asked = []
     for half in ("fp16", "bf16"):
-        if getattr(args, f"memory_efficient_{half}"):  # whether --fp16 or --bf16 is given too: fairseq adds it itself
+        if getattr(args, f"memory_efficient_{half}"):  # with or without --fp16 or --bf16, which fairseq itself adds
             asked.append(f"memory-efficient-{half}")
         elif getattr(args, half):
             asked.append(half)

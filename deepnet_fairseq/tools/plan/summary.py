@@ -1,4 +1,7 @@
-"""Format the plan of one training as text and as JSON."""
+"""Format the plan of one training as text and as JSON.
+
+An option is the training's setting with changes by which it may need less memory (fit.py).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ PHASES = {  # `phase` of what needs.memory returns -> its name in the text
 
 
 def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
-    """Return the plan for JSON: an object for each part, in bytes, operations and seconds.
+    """Return the plan for JSON, part by part, in bytes, operations and seconds.
 
     The parts are setting: the fields of Setting, where some fields of the config stand in place of `cfg`; parameters,
     flops, memory: what the functions of needs.py return; options: a list of Option.as_dict; speed: as given.
@@ -68,9 +71,10 @@ def as_text(setting: Setting, speed: SimpleNamespace | None) -> str:
 
 
 def _memory(setting: Setting, unit: str) -> str:
-    """Format the table of memory, without the rows of what takes none; below it, when the peak is.
+    """Format the table of memory, without the rows of what takes none.
 
-    unit: "GPU" or "process", whose memory it is.
+    A line below the table names the part of an update in which the peak lies, and the flags of recomputation. unit:
+    "GPU" or "process", whose memory it is.
     """
     usage = memory(setting)
     rows = [[f"memory of a {unit}", "GiB"]]
@@ -87,7 +91,7 @@ def _memory(setting: Setting, unit: str) -> str:
 
 
 def _options(setting: Setting) -> str:
-    """Format the table of options that need less and less memory, and say which one is recommended."""
+    """Format the table of options that need less and less memory, and say which is recommended, or that none fits."""
     options = recommend(setting)
     rows = [["to fit", "peak GiB", "operations"]]
     for option in options:

@@ -41,12 +41,14 @@ from .setting import FLOAT32_BYTES, Setting
 TRACED_IF_ALIKE = 3  # the first and the last may differ from those between
 TRACED_IF_GROWING = 6  # where a layer's cost grows with its place; beside it one layer fewer is traced
 LAYERS = "layers"  # last word in the name of a stage that is a layer, as "encoder layers"
-SMOOTHING = 0.1  # of the labels; the costs are the same for any above 0
+# Of the labels; the costs are the same for any value above 0. chunked_cross_entropy has 0, and a few kernels fewer.
+SMOOTHING = 0.1
 PADDING = 1  # its index in fairseq's dictionaries
 
 FLOP_FORMULAS = {packet.__name__: formula for packet, formula in flop_registry.items()}  # torch's, by operator
 FLOP_FORMULAS["_scaled_dot_product_flash_attention_for_cpu"] = sdpa_flop  # which torch does not list
-# operators that launch no kernel, beside views
+# Operators that launch no kernel, beside views. `zeros` makes the tokens and targets here, which a training gets with
+# its batch; so the zeros with which a loss in chunks begins its three sums are not counted either.
 NO_KERNEL = ("empty", "new_empty", "empty_like", "new_empty_strided", "_unsafe_view", "detach", "zeros")
 SEVERAL_KERNELS = {  # operator -> number of its kernels, as benchmarks/fake_gpu counts them
     "native_layer_norm_backward": 2, "_scaled_dot_product_flash_attention_backward": 3,
@@ -138,9 +140,6 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run one operator of torch, as TorchDispatchMode asks for, and count its outputs, operations and kernels."""
         out = func(*args, **(kwargs or {}))
-        if func.namespace != "aten":  # not one of torch's own operators, which are all that a pass here calls
-            return out
-
         outputs = [out] if isinstance(out, Tensor) else tree_leaves(out)  # tree_leaves alone would do, but is slower
         for tensor in outputs:
             if isinstance(tensor, Tensor):
@@ -214,7 +213,7 @@ class PretendDevice(TorchFunctionMode):
             getter = vars(torch._C.TensorBase)[name].__get__  # a new object at each access, so it is compared by ==
             if func == getter:
                 return value
-        if kwargs.get("device"):  # a function that makes a tensor
+        if kwargs.get("device"):  # a function that makes or moves a tensor
             kwargs = kwargs | {"device": "meta"}
         if func is F.dropout and self.gpu:
             return self._dropout(*args, **kwargs)
@@ -224,9 +223,10 @@ class PretendDevice(TorchFunctionMode):
 
     @staticmethod
     def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Drop numbers by the kernel of a GPU, whose mask takes a byte a number; the arguments are F.dropout's.
+        """Drop numbers by the kernel of a GPU, whose mask takes a byte a number.
 
-        On the meta device F.dropout does what it does on a CPU: it multiplies by a mask of the numbers' own type.
+        The arguments are those of F.dropout; `inplace` has no effect, since no module of the package sets it. On the
+        meta device F.dropout does what it does on a CPU: it multiplies by a mask of the numbers' own type.
         """
         if not training or not p:
             return x
@@ -351,8 +351,8 @@ class Run:
         self.setting = setting
         self.model = skeleton(setting, layers, full_depth_method=False).train()
         self.stages: list[Stage] = []  # in forward order
-        self.last_reading: Reading  # of the meter, at the end of the pass through the last stage
-        self.layers_share_state = False  # through pass_state(), so that a layer's cost may grow with its place
+        self.last_reading: Reading  # of the meter, at the end of the latest pass through a stage
+        self.layers_share_state = False  # by pass_state() or a mixer's history; a layer's cost may grow with its place
         self.sentences = setting.max_tokens // setting.length  # B
 
         with ExitStack() as contexts:
@@ -439,7 +439,7 @@ class Run:
             with self._stage(f"{name} {LAYERS}") as stage, running(state):
                 x = stack.mix(layer(x, mask, *encoded), state)  # a method may mix in outputs of earlier layers
                 stage.output = x.nbytes
-        if state:  # some module has stored something
+        if state:  # some module has stored something, or the method's mixer has a history
             self.layers_share_state = True
 
         x = self._boundary(x)
