@@ -18,6 +18,7 @@ from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.models import build
 from deepnet_fairseq.tools.verify import NOT_PRESCRIBED, audit, verify
+from deepnet_fairseq.tools.verify.evidence import Kind, Measured
 from deepnet_fairseq.tools.verify.sources import recognise
 
 from ..support.errors import refused
@@ -126,6 +127,15 @@ def test_an_audit_is_printed_and_listed_with_its_verdict():
     assert printed.splitlines()[-1].endswith("fits --method deepnorm")
     assert listed["fits"]
     assert listed["unexamined"]
+
+
+def test_a_layer_whose_matrix_has_to_be_0_does_not_lower_the_ratio_of_the_others():
+    measured = [Measured(elements=2048, std=0.0), Measured(elements=2048, std=0.5)]
+    kind = Kind("decoder", "ffn", "fc2", measured=measured)
+    expected = [0.0, 0.5]
+
+    assert kind.ratio(expected) == 1
+    assert kind.fits(expected)
 
 
 @pytest.mark.parametrize("layers", [1, 2])

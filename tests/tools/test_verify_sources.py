@@ -318,6 +318,21 @@ def test_the_manuals_file_renames_a_users_own_names(model_in_own_names, tmp_path
     assert "net.N.strange.W" in printed
 
 
+def test_tensors_outside_of_layers_are_renamed_too():
+    """A LayerNorm and a factor of a whole stack are known by their new names, and are no unknown weights."""
+    new_names = {"closing.W": "decoder.layer_norm.weight", "strength": "decoder.alpha"}
+    weights = {
+        "decoder.layers.0.fc1.weight": torch.ones(FFN_WIDTH, WIDTH),
+        "closing.W": torch.ones(WIDTH),
+        "strength": torch.tensor(2.0),
+    }
+
+    model = recognise(weights, config={}, rename=lambda name: new_names.get(name, name))
+
+    assert [factor.a for factor in model.factors] == [2.0]
+    assert model.unknown == []
+
+
 @pytest.mark.parametrize(
     "text",
     [

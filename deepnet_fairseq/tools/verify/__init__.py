@@ -1,7 +1,7 @@
 """Audit a model's initial weights and shortcut factors against the formulas of a method.
 
 Two things are compared, for each residual branch f of each layer: the standard deviation of its weight matrices, and
-the factor a of its shortcut in the merge a x + b f. The formulas are the methods' own (core/methods/,
+the factor a / b of its shortcut in the merge a x + b f. The formulas are the methods' own (core/methods/,
 core/initialisation.py). Training changes deviations and learned factors, so only those of a fresh model are judged.
 
 A stack is the encoder or the decoder, a branch (or sublayer) self-attention, cross-attention or feed-forward of a
@@ -56,7 +56,8 @@ def verify(
     reading.read_names makes such a function from a file.
 
     Code in files is not run, and torch's generator is left as it was. UserError for an unknown method, a file that
-    cannot be read, or weights whose names are not recognised. What the module raises on its inputs is not caught.
+    cannot be read, weights whose names are not recognised, and what `recognise` and `audit` refuse. What the module
+    raises on its inputs is not caught.
     """
     get_method(method)  # a UserError for an unknown name, before anything is read
     with torch.random.fork_rng(devices=()):  # a method's modules may draw numbers when they are made
@@ -80,10 +81,10 @@ def audit(model: RecognisedModel, name: str, options: dict[str, Any] | None = No
     """Audit a recognised model against the method that is registered as `name`.
 
     options: as for verify(). UserError if weights were recognised as those of a branch that the stack does not have,
-    such as cross-attention in an encoder.
+    such as cross-attention in an encoder, and for weights that are not finite.
     """
     method = _method(model, name, options or {})
-    all_kinds = evidence.kinds(model)  # of weight
+    all_kinds = evidence.kinds(model)  # kinds of weight
     for kind in all_kinds:
         if kind.sublayer not in method.sublayers(kind.stack):
             raise UserError(
@@ -108,8 +109,8 @@ def audit(model: RecognisedModel, name: str, options: dict[str, Any] | None = No
 def _method(model: RecognisedModel, name: str, options: dict[str, Any]) -> Method:
     """Return the method `name` at the model's depth.
 
-    options: name -> value of its options; if empty, they are those of the config of a model of this package that was
-    trained with the method, else the defaults.
+    options: name -> value of its options; if empty, they are those in the config of a model of this package, unless it
+    names another method, else the defaults.
     """
     method_class = METHODS[name]
     encoder_layers, decoder_layers = model.depths.values()
@@ -137,7 +138,8 @@ def _expected(kind: Kind, profile: str, method: Method) -> list[float]:
 def _profile(model: RecognisedModel, method: Method, all_kinds: list[Kind]) -> str:
     """Return the profile to compare with, one of those that the method may have.
 
-    It is the one that a checkpoint of this package records, else the one that most kinds of weight fit.
+    It is the one that a checkpoint of this package records, if the method may have that, else the one that most kinds
+    of weight fit.
     """
     recorded = model.config.get("init_profile") if model.ours else None
     if recorded in method.init_profiles:
@@ -147,14 +149,15 @@ def _profile(model: RecognisedModel, method: Method, all_kinds: list[Kind]) -> s
         """Return how many kinds of weight fit the profile."""
         return len([kind for kind in all_kinds if kind.fits(_expected(kind, profile, method))])
 
-    return max(method.init_profiles, key=count_fitting)  # of equals the first
+    return max(method.init_profiles, key=count_fitting)  # the first if several fit equally many
 
 
 def _judge_weights(result: Audit, model: RecognisedModel, method: Method, all_kinds: list[Kind]) -> None:
-    """Add to `result` a row for each kind of weight, and lines that explain how those may be drawn that do not fit.
+    """Add to `result` a row for each kind of weight, and lines on how the kinds that do not fit may have been drawn.
 
     The lines are findings. They are mere notes where the method has no gain at all and the code is not this package's:
-    such a method does not prescribe how weights are drawn, so another initialisation is no mistake.
+    such a method does not prescribe how weights are drawn, so another initialisation is no mistake. A trained model has
+    no such lines, but a note that its weights are not judged.
     """
     weights = [matrix.weight for kind in all_kinds for matrix in kind.matrices]
     has_no_gain = all(method.gain(weight.site, weight.role) == 1 for weight in weights)
@@ -229,14 +232,14 @@ def _sites(
     num_heads are made up, because no factor depends on them.
     """
     dim = model.widths.get(stack, 1)  # without the stack there are no layers either, and 1 is not used
-    for number in range(1, model.depths.get(stack, 0) + 1):
+    for number in range(1, model.depths[stack] + 1):
         for name in method.sublayers(stack):
             if layer in (None, number) and sublayer in (None, name):
                 yield Site(stack, number, name, dim, num_heads=1)
 
 
 class _Group(NamedTuple):
-    """Shortcut factors of several layers that share a row of the report, because they agree in all of these.
+    """Shortcut factors of several layers that share a row of the report, because they agree in all of these fields.
 
     sublayer: that of the factors' branches, None for all of a layer; expected: the method's factor; source: where the
     model's factor was found, in words; has: the model's factor, rounded to three digits.
@@ -254,12 +257,12 @@ def _judge_factors(result: Audit, model: RecognisedModel, method: Method) -> set
 
     A factor that was measured in a forward pass is judged instead of those that are stored for the same branch.
     """
-    groups: dict[_Group, list[float]] = {}  # -> the factors, unrounded, one for each that was found
+    groups: dict[_Group, list[float]] = {}  # group -> the model's factors in it, unrounded
     measured: set[Site] = set()
     judged: set[Site] = set()
     for factor in model.factors:  # those that were measured come first
         branches = _sites(model, method, factor.stack, factor.layer, factor.sublayer)  # to which the factor belongs
-        sites = [site for site in branches if site not in measured]  # those that have no measured factor already
+        sites = [site for site in branches if site not in measured]  # those without a measured factor so far
         if factor.b is not None:  # a measured one
             measured.update(sites)
 
@@ -314,8 +317,8 @@ def _expected_factor(
     """Return the value that a factor has by the method, None if nothing can be said of it.
 
     It is a / b of the method's merge a x + b f for a measured factor, and a for a stored one. Nothing can be said where
-    the method has no such number, where training has changed it, or where a profiling run before the training sets it.
-    sites: the branches that the factor belongs to.
+    the method has no such number, where training has changed it, or where a profiling run before the training sets it,
+    nor without `sites`: the branches that the factor belongs to and that no measured factor has judged.
     """
     modules = [method.residual(site) for site in sites]  # the method's merges; None stands for x + f
     changed = result.trained and any(module is not None and module.state_dict() for module in modules)
@@ -328,7 +331,7 @@ def _expected_factor(
         value = constants.get(factor.source.rsplit(".", 1)[-1])
         return None if value is None else float(value)
 
-    # where the branches differ, the pair of most of them
+    # where the method's numbers differ between the branches, those of most branches count
     pairs: Counter[tuple[float, float]] = Counter()  # (a, b) of the method -> in how many of the branches
     for site in sites:
         pair = initial_scales(method, site)

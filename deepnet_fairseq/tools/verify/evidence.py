@@ -78,19 +78,18 @@ class Kind:
         """Return measured over expected deviation, pooled over the layers.
 
         It is the root mean square of the layers' ratios, each weighted by the number of elements that were measured.
-        expected: the deviation of each layer's matrix. The ratio is infinite if a layer has a deviation where 0 is
-        expected, and 1 if 0 is expected and found everywhere.
+        expected: the deviation of each layer's matrix. A layer where 0 is expected has no ratio: it is left out if its
+        deviation is 0, and makes the result infinite if it is not. The result is 1 if all layers are left out.
         """
-        if not any(expected):
-            return math.inf if any(measured.std for measured in self.measured) else 1.0
-
         squares = []
+        elements = 0
         for measured, std in zip(self.measured, expected):
             if std:
                 squares.append((measured.std / std) ** 2 * measured.elements)
+                elements += measured.elements
             elif measured.std:  # 0 is expected and not found
-                squares.append(math.inf)
-        return math.sqrt(sum(squares) / self.elements)
+                return math.inf
+        return math.sqrt(sum(squares) / elements) if elements else 1.0
 
     def fits(self, expected: list[float]) -> bool:
         """Return whether the measured deviations are the expected ones, in each layer alone and pooled.
@@ -109,13 +108,14 @@ class Kind:
             layer_fits = is_near_1(measured.std / std, measured.elements) if std else not measured.std
             if not layer_fits:
                 return False
-        return is_near_1(self.ratio(expected), self.elements)
+        pooled = sum(measured.elements for measured, std in zip(self.measured, expected) if std)
+        return is_near_1(self.ratio(expected), pooled)
 
 
 def kinds(model: RecognisedModel) -> list[Kind]:
     """Measure the matrices of a model's branches; return its kinds of weight, the encoder's first, in forward order.
 
-    UserError for a matrix with elements that are not finite.
+    UserError for a matrix of which not all measured elements are finite.
     """
     by_key: dict[tuple[str, str, str], Kind] = {}  # (stack, sublayer, role) -> kind
     for matrix in model.matrices:
@@ -138,8 +138,8 @@ def kinds(model: RecognisedModel) -> list[Kind]:
 def signs_of_training(model: RecognisedModel) -> str:
     """Return in words what shows that a model has been trained; "" if nothing does, as in a fresh model.
 
-    It has been if its optimiser has made updates, or if the gains of a LayerNorm, all 1 at first, differ from each
-    other.
+    A model has been trained if its optimiser has made updates, or if the gains of a LayerNorm, all 1 at first, differ
+    from each other.
     """
     if model.updates:
         return f"trained, {counted(model.updates, 'update')}"
@@ -166,7 +166,7 @@ class Draw:
 
         False for a draw with 0 in every layer, because it would explain nothing.
         """
-        # to save time, only the first layer is looked at if it is off by a factor of 2, as with almost every draw
+        # to save time, only the first layer is looked at if it is off by more than a factor of 2, as with most draws
         first_expected = self.std(kind.matrices[0].weight)
         first_measured = kind.measured[0].std
         if first_measured > 2 * first_expected or 2 * first_measured < first_expected:
@@ -298,7 +298,7 @@ def explanations(model: RecognisedModel, method: Method, profile: str) -> Iterat
 
 
 def explain(kind: Kind, candidates: list[Draw]) -> str:
-    """Return the description of the first candidate whose deviations a kind of weight has.
+    """Return the description of the first candidate whose deviations a kind of weight has, or that there is none.
 
     candidates: sorted likeliest first, as `explanations` yields them.
     """

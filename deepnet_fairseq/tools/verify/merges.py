@@ -1,8 +1,8 @@
 """Measure the factors a and b of a live module's residual merges u = a x + b f, in one forward pass.
 
 Hooks record the tensors that its modules receive and return. Among them a triple is looked for that solves the
-equation: f is the output of a branch, x (the shortcut) was seen before it, and u (the merged stream) after it. The
-module need not name its merges; it only has to run.
+equation: f is the output of a branch (self-attention, cross-attention or feed-forward of a layer), x (the shortcut) was
+seen before it, and u (the merged stream) after it. The module need not name its merges; it only has to run.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class _Recording:
         self.record((*args, *kwargs.values()))
 
     def after(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        """Record the outputs of the module with path `name`, and whether they are what a branch returns.
+        """Record the outputs of the module with path `name`, and note in `ends` if they are what a branch returns.
 
-        It is a forward hook of torch. The first call counts if a module is called more than once.
+        This is a forward hook of torch. The first call counts if a module is called more than once.
         """
         index = self.record(output)
         if index is None:

@@ -1,4 +1,8 @@
-"""The audit of a model beside a method, for the terminal and as data."""
+"""The audit of a model beside a method, for the terminal and as data.
+
+A branch is self-attention, cross-attention or feed-forward of a layer. A kind of weight is one role in a branch, as
+"fc1" in the feed-forward branch, in all layers of a stack.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ class Audit:
 
     @property
     def fits(self) -> bool:
-        """Whether there is no finding."""
+        """True if there is no finding."""
         return not self.findings
 
     def as_dict(self) -> dict[str, Any]:
@@ -82,9 +86,7 @@ class Audit:
             return "does not fit"
         if self.trained:
             return "nothing that is left to judge contradicts"
-        if self.unexamined:
-            return "what was examined fits"
-        return "fits"
+        return "what was examined fits"  # not all is examined: what the method has in its slots never is
 
 
 def _cells(row: Row) -> list[str]:
@@ -102,7 +104,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _range(stds: list[float]) -> str:
-    """Return "smallest .. largest" of the layers' standard deviations, or one number if they differ by at most FLOOR.
+    """Return "smallest .. largest" of the layers' standard deviations, or the smallest if they differ by at most FLOOR.
 
     FLOOR is relative to the largest.
     """

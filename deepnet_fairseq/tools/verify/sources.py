@@ -34,7 +34,7 @@ ROLES = {  # sort of branch -> role -> how names end, without ".weight"; "qkv" i
 }
 NORM = re.compile(r".*(norm|(^|[._])ln(_?\w)?([._]|$)).*", re.IGNORECASE)  # "norm1", "ln_f", "self_attn_layer_norm"
 FACTOR = re.compile(r"(?:.*[._])?(alpha|omega|(residual|res|skip|shortcut)_(scale|factor|weight))")  # of a shortcut
-IGNORED = re.compile(  # names of tensors that are in no branch, and are known, so that no note says otherwise
+IGNORED = re.compile(  # names of known tensors that are in no branch; no note says that they are not recognised
     r".*(position|rel.*bias|version|_float_tensor|in_proj_bias|embed_tokens|shared|output_projection|lm_head).*"
 )
 
@@ -88,8 +88,8 @@ class RecognisedModel:
 
     @property
     def ours(self) -> bool:
-        """Whether it is one of this package's models, by the architecture in its config."""
-        return str(self.config.get("arch") or self.config.get("_name")) in archs.PRESETS
+        """True if the model is one of this package's, by the architecture in its config."""
+        return str(self.config.get("arch") or self.config.get("_name")) in archs.PRESETS  # YAML calls it _name
 
 
 def linear_of(weight: Tensor) -> nn.Linear:
@@ -150,7 +150,7 @@ def recognise(
         _number_layers(model, stack, [entry for entry in entries if entry.stack == stack])
     _add_entries(model, entries)
     for name, tensor in others.items():
-        _add_other(model, name, tensor)
+        _add_other(model, name, rename(name), tensor)
     return model
 
 
@@ -163,7 +163,7 @@ def _number_layers(model: RecognisedModel, stack: str, entries: list[_Entry]) ->
     if not numbers:  # the model lacks the stack
         return
 
-    first = min(*numbers, 1)  # 0 or 1, by which names begin: a stack that begins at 2 lacks a layer
+    first = min(*numbers, 1)  # layers are counted from 0 or from 1: a stack that begins at 2 lacks a layer
     model.depths[stack] = max(numbers) - first + 1
     if len(numbers) < model.depths[stack]:
         missing = counted(model.depths[stack] - len(numbers), "layer")
@@ -205,7 +205,7 @@ def _entry(name: str, known_as: str, tensor: Tensor) -> _Entry | None:
 
 def _stack_in(text: str) -> str:
     """Return the stack that a name, or its part before the layer, names: "encoder", "decoder", or "" for neither."""
-    if "sentence_encoder" in text:  # RoBERTa's, in fairseq once below a "decoder"
+    if "sentence_encoder" in text:  # RoBERTa's encoder, which was a part of a "decoder" in older versions of fairseq
         return "encoder"
     if "decoder" in text:
         return "decoder"
@@ -233,7 +233,7 @@ def _add_entries(model: RecognisedModel, entries: list[_Entry]) -> None:
             of_stack = [entry for entry in entries if entry.stack == stack]
             model.widths[stack] = _width(of_stack)
 
-    seen: set[tuple] = set()  # entries without their names: a module that is registered twice has two
+    seen: set[tuple] = set()  # entries, but for their names: a module that is registered twice has two names
     for entry in entries:
         key = (entry.stack, entry.layer, entry.kind, entry.role, entry.tensor.data_ptr())
         is_without_branches = entry.stack not in model.widths  # such as a "decoder" with a LayerNorm alone
@@ -307,21 +307,23 @@ def _share_source_widths(matrices: list[Matrix]) -> None:
         if matrix.weight.role == "k":
             source_dims[matrix.weight.site] = matrix.weight.source_dim
     for matrix in matrices:
+        # a feed-forward branch has no k, and an attention whose k was not recognised keeps what it has
         source_dim = source_dims.get(matrix.weight.site, matrix.weight.source_dim)
         matrix.weight = replace(matrix.weight, source_dim=source_dim)
 
 
-def _add_other(model: RecognisedModel, name: str, tensor: Tensor) -> None:
+def _add_other(model: RecognisedModel, name: str, known_as: str, tensor: Tensor) -> None:
     """Add a tensor that is recognised in no layer to `model`: as a factor of a whole stack, or as an unknown name.
 
-    Biases, LayerNorms and what is IGNORED are left out.
+    Biases, LayerNorms, single numbers that are no factor, and what is IGNORED are left out. name: as stored; known_as:
+    after renaming.
     """
-    if not tensor.is_floating_point() or IGNORED.fullmatch(name):
+    if not tensor.is_floating_point() or IGNORED.fullmatch(known_as):
         return
-    if tensor.numel() == 1 and FACTOR.fullmatch(name):  # "deepnorm_alpha" is no norm
-        stack = _stack_in(name) or "decoder"
+    if tensor.numel() == 1 and FACTOR.fullmatch(known_as):  # as "deepnorm_alpha"
+        stack = _stack_in(known_as) or "decoder"
         model.factors.append(Factor(stack, layer=None, sublayer=None, a=tensor.item(), b=None, source=name))
-    elif tensor.numel() > 1 and not name.endswith("bias") and not NORM.fullmatch(name):
+    elif tensor.numel() > 1 and not known_as.endswith("bias") and not NORM.fullmatch(known_as):
         pattern = re.sub(r"(^|\.)\d+\.", r"\1N.", name)[:100]  # one note for all layers, and none of endless names
         if pattern not in model.unknown:
             model.unknown.append(pattern)
