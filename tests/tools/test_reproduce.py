@@ -394,6 +394,19 @@ def test_a_miniature_is_not_trained_on_as_the_corpus(miniature_data, tmp_path):
     assert "miniature" in caught.value.way_out
 
 
+def test_the_data_of_a_language_model_may_be_several_folders(tmp_path):
+    folders = [tmp_path / "shard0", tmp_path / "shard1"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "dict.txt").touch()
+        (folder / "train.idx").touch()
+
+    found = corpus(experiments.read_experiment("normformer_clm"), tmp_path, data=":".join(map(str, folders)))
+
+    assert found.folder == folders[0]
+    assert found.shards == 2
+
+
 @pytest.fixture
 def smoke_experiment():
     """Provide an experiment that is trained on a miniature."""

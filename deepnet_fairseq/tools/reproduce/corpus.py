@@ -1,8 +1,8 @@
 """Provide the data of an experiment: the user's, those of a recipe of `deepnet prepare corpus`, or generated ones.
 
 A recipe downloads and prepares a corpus of a paper. A miniature is generated data in the form of a corpus, to try an
-experiment (--smoke). The quickstart's corpus is an artificial language pair, qaa and qab. What `deepnet prepare` writes
-is binarised for fairseq.
+experiment (--smoke). The quickstart's corpus is an artificial language pair, qaa and qab. `deepnet prepare language`
+writes it as text; `deepnet prepare corpus`, `text` and `lm` write data that are binarised for fairseq.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Step(NamedTuple):
         return [word.replace(str(self.folder.parent), ".") for word in self.command]
 
     def write_note(self) -> None:
-        """Write the command beside the folder."""
+        """Write the command into the note beside the folder."""
         self.note.write_text(f"{shlex.join(self.made_by)}\n", encoding="utf-8")
 
     def check(self) -> None:
@@ -51,8 +51,8 @@ class Step(NamedTuple):
             return
         before = self.note.read_text(encoding="utf-8").strip()
         try:
-            words = shlex.split(before)  # quotes of the folder's earlier name may be around a "."
-        except ValueError:  # no command
+            words = shlex.split(before)  # older notes may have quotes around a path that needs none since a move
+        except ValueError:  # a quote that is not closed: this is no command
             words = []
         if words != self.made_by:
             raise UserError(self.folder, f"was made by `{before}`; remove it, or name another --out")
@@ -64,7 +64,8 @@ class Corpus:
 
     data: fairseq's DATA: a folder, or the folders of all shards with colons between them
     recipe: name of the paper's corpus, which is that of a recipe if there is one
-    name: what these data are, for run.json: the recipe, "generated", or of the user's own "of DATA" or "of TEXT"
+    name: what these data are, for run.json: the recipe that made them, "the quickstart's", "generated" for a language
+      model's miniature, or for others of the user's "of DATA" or "of TEXT"
     steps: what makes the data, in order; empty if they are there
     directions: language directions of a multilingual model, as "de-en"; empty for others
     """
@@ -97,7 +98,10 @@ class Corpus:
 
     @property
     def remove_bpe(self) -> str:
-        """Value of fairseq-generate's --remove-bpe: the kind of subwords of the data, as the dictionaries show it."""
+        """Value of fairseq-generate's --remove-bpe: the kind of subwords of the data, as the dictionaries show it.
+
+        A multilingual corpus always has "sentencepiece"; before the data are there, others count as "subword_nmt".
+        """
         if self.directions:
             return "sentencepiece"
         for file in self.folder.glob("dict.*.txt"):
@@ -119,10 +123,9 @@ class Corpus:
             return list(self.directions)
         found = set()
         for file in self.folder.glob(f"{subset}.*.idx"):
-            _, pair, language, _ = file.name.split(".")  # as test.de-en.de.idx
+            _, pair, _language, _ = file.name.split(".")  # as test.de-en.de.idx; each pair has a file of each language
             source, target = pair.split("-")
-            if language == source:  # each pair has two files
-                found |= {pair, f"{target}-{source}"}
+            found |= {pair, f"{target}-{source}"}
         return sorted(found)
 
     def subsets(self, names: list[str]) -> list[str]:
@@ -144,7 +147,8 @@ def corpus(
     out: the folder OUT; data: the user's --data, folders with colons between them, None to look in OUT/data; pairs: the
     user's --pairs, the language pairs to take of a multilingual corpus, with commas, None for the recipe's; text: the
     user's --text, three files with lines to train on, to validate on and to test on, empty if not given. Raises a
-    UserError for a folder that does not exist.
+    UserError for a folder that does not exist, for text that the experiment does not train on, and as the function that
+    finds its data does.
     """
     if text and experiment["corpus"] != "text":
         raise UserError("--text", f"{experiment.name} does not train on lines of one language")
@@ -159,8 +163,8 @@ def _recipes_corpus(
 ) -> Corpus:
     """Find the data of a recipe, or the step of `deepnet prepare corpus` that makes them in OUT/data/RECIPE.
 
-    UserError if data that are there were made by another command, or are a miniature's and should not be, or the other
-    way round. folder: OUT/data; data, pairs, text: as for `corpus`, text is not used.
+    UserError if data in that folder were made by another command, are a miniature's though the experiment is not one,
+    or are no miniature's though it is. folder: OUT/data; data, pairs, text: as for `corpus`, text is not used.
     """
     recipe = experiment["corpus"]
     if data is not None:
@@ -174,12 +178,12 @@ def _recipes_corpus(
     if pairs is not None:
         command += ["--pairs", pairs]
     step = Step(folder, command)
-    summary = folder / "recipe.json"  # written at the end
+    summary = folder / "recipe.json"  # the command writes it when all else is done
     if not summary.is_file() or not (folder / "bin").is_dir():
         return _corpus_of_folder(str(folder / "bin"), recipe, recipe, step)
 
     step.check()  # passes without a note, because users may prepare the data with flags of their own
-    is_miniature = bool(json.loads(summary.read_text(encoding="utf-8")).get("miniature"))
+    is_miniature = json.loads(summary.read_text(encoding="utf-8"))["miniature"]
     if is_miniature != experiment.choice.smoke:
         what = "a miniature's" if is_miniature else "no miniature's"
         raise UserError(folder, f"these data are {what}; remove the folder, or name another --out")
@@ -191,12 +195,14 @@ def _language_models_corpus(
 ) -> Corpus:
     """Find the data of a language model, or the steps that make them: from the user's text, or those of a miniature.
 
-    The user's text is split into GPT-2's subwords. UserError if there are no data: neither folder nor text is given,
-    and the experiment is no miniature. folder: OUT/data; data, pairs, text: as for `corpus`, pairs are not used.
+    The user's text is split into GPT-2's subwords. UserError for a folder that holds other data, for data in OUT/data
+    that were made by another command, and if there are no data: neither folder nor text is given, and the experiment is
+    no miniature. folder: OUT/data; data, pairs, text: as for `corpus`, pairs are not used.
     """
     recipe = experiment["paper_corpus"]
     if data is not None:
-        if not (Path(data) / "dict.txt").is_file() or not (Path(data) / "train.idx").is_file():
+        first = Path(split_paths(data)[0])
+        if not (first / "dict.txt").is_file() or not (first / "train.idx").is_file():
             raise UserError(f"--data {data}", "holds no data of deepnet prepare lm")
         return Corpus(data, recipe, "of DATA")
 
@@ -210,7 +216,7 @@ def _language_models_corpus(
         way_out = "--data DIR of deepnet prepare lm, --text TRAIN VALID TEST, or --smoke"
         raise UserError(experiment.name, f"the paper's text is not public: {way_out}")
 
-    plain = folder / "plain"  # of the quickstart's language pair, of which qab is taken
+    plain = folder / "plain"  # the text of the quickstart's language pair, of which qab is taken
     lines = [str(plain / f"{split}.qab") for split in SPLITS]
     command = [*prepare, *lines, str(made), "--vocab", "500"]
     steps = _steps_left(_artificial_language(plain), Step(made, command))
@@ -263,7 +269,7 @@ WITHOUT_RECIPE = {"text": _language_models_corpus, "language": _quickstart_lines
 def _artificial_language(folder: Path) -> Step:
     """Return the step that writes the quickstart's language pair as text, into files such as FOLDER/train.qab.
 
-    It has as many nouns and verbs as tools/quickstart.py takes.
+    The language has as many nouns and verbs as in tools/quickstart.py.
     """
     return Step(folder, ["deepnet", "prepare", "language", str(folder), "--nouns", "60", "--verbs", "30"])
 
@@ -281,7 +287,7 @@ def _steps_left(*steps: Step) -> tuple[Step, ...]:
 
 
 def _recipe_of(folder: Path) -> str | None:
-    """Return the name of the recipe that made a folder of binarised data; None if there is no recipe.json.
+    """Return the name of the recipe that made a folder of binarised data; None if no recipe.json says it.
 
     That file is in the folder, one above it, or two above a shard.
     """

@@ -24,9 +24,10 @@ class Evaluation:
     """A program that runs a trained model on a test set.
 
     doing: what it does, for the line of progress; command: its words; result: file with what the program prints, whose
-    existence says that the evaluation is done; log: file of its standard error; all_printed: whether the result is
-    standard output and standard error together, because fairseq's log with the numbers goes to one or the other,
-    depending on what is installed; False for standard output alone.
+    existence says that the evaluation is done; log: file of its standard error, and of all that it prints while it runs
+    if all_printed is True; all_printed: whether the result is standard output and standard error together, because
+    fairseq's log with the numbers goes to one or the other, depending on what is installed; False for standard output
+    alone.
     """
 
     doing: str
@@ -73,9 +74,9 @@ class Translation(Judge):
         model = run / ("averaged.pt" if averaged > 1 else "checkpoint_last.pt")
 
         search = ["--beam", str(translation["beam"])]
-        if translation.get("lenpen", NOT_GIVEN) != NOT_GIVEN:  # else fairseq's default
+        if translation.get("lenpen", NOT_GIVEN) != NOT_GIVEN:  # otherwise fairseq's default holds
             search += ["--lenpen", str(translation["lenpen"])]
-        if self.experiment.choice.smoke:  # a model that has learnt nothing would generate up to fairseq's 200
+        if self.experiment.choice.smoke:  # a model that has learnt nothing would generate fairseq's limit of 200 tokens
             search += ["--max-len-a", "1.5", "--max-len-b", "10"]
 
         evaluations = []

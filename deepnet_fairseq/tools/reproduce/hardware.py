@@ -1,4 +1,7 @@
-"""Decide what a training runs on: GPUs of this machine or of a cluster's machines, or the CPU."""
+"""Decide what a training runs on: GPUs of this machine or of a cluster's machines, or the CPU.
+
+A miniature is an experiment with small models on generated data, to try it (--smoke).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from ...errors import UserError
 from ...threads import processes_and_threads
 from ...wording import counted
 
-CPU_WIDTH = 64  # width C of all models that miniatures train on a CPU
+CPU_WIDTH = 64  # width C of most models that miniatures train on a CPU
 MANY = 1000  # trainings: more than a machine has cores, so that all cores are shared out
 ASSUMED_MEMORY = 80.0  # GiB of a GPU, for plans on a machine without any
 LAUNCHERS = ("spawn", "torchrun", "slurm")
@@ -26,8 +29,8 @@ class Hardware:
 
     gpus: number of GPUs on each machine, 0 to train on the CPU; nodes: number of machines; launch: what starts the
     processes of a training, one of LAUNCHERS ("spawn": fairseq-train itself); precision: one of PRECISIONS; jobs:
-    number of trainings at a time; visible: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them; memory: GiB of a
-    GPU; threads: number of threads of a training on the CPU.
+    number of trainings at a time; visible: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them, empty to train on
+    the CPU; memory: GiB of a GPU; threads: number of threads of a training on the CPU, 1 on GPUs.
     """
 
     gpus: int
@@ -60,12 +63,12 @@ class Hardware:
     def places(self) -> list[Mapping[str, str]]:
         """Environment variables for each of the trainings that run at a time, which give it its GPUs or threads.
 
-        One {name: value} for each of the `jobs`.
+        There is one {name: value} for each of the `jobs`. On the CPU the user's OMP_NUM_THREADS goes before `threads`.
         """
         if not self.gpus:  # on the CPU
             threads = os.environ.get("OMP_NUM_THREADS", str(self.threads))
             return [{"OMP_NUM_THREADS": threads}] * self.jobs
-        if self.nodes > 1 or not self.visible:  # SLURM gives each job its GPUs
+        if self.nodes > 1 or not self.visible:  # SLURM gives each job its GPUs, or a dry run assumes them
             return [{}] * self.jobs
 
         places: list[Mapping[str, str]] = []
@@ -83,7 +86,7 @@ def visible_gpus() -> list[str]:
         return _ask_nvidia_smi("index")
     visible = []
     for name in named.split(","):
-        if name.strip() == "-1":  # CUDA ignores this and all that follow
+        if name.strip() == "-1":  # CUDA ignores this name and all that follow
             break
         if name.strip():
             visible.append(name.strip())
@@ -91,7 +94,7 @@ def visible_gpus() -> list[str]:
 
 
 def smallest_memory() -> float:
-    """Return the memory of the machine's smallest GPU in GiB, ASSUMED_MEMORY where there is none."""
+    """Return the memory of the machine's smallest GPU in GiB, ASSUMED_MEMORY where no GPU tells it."""
     # nvidia-smi prints a word instead of a number where a GPU does not tell its memory
     mebibytes = [int(size) for size in _ask_nvidia_smi("memory.total") if size.isdecimal() and int(size) > 0]
     return round(min(mebibytes) / 1024, 1) if mebibytes else ASSUMED_MEMORY
@@ -124,8 +127,9 @@ def hardware(
 
     papers_gpus: number of GPUs of a training in the paper, the most that it gets if `gpus` is None; gpus, nodes,
     launch, precision, jobs, memory: as for Hardware; small: True for a miniature or a small experiment, which trains on
-    the CPU unless `gpus` is given; only_printed: True for a dry run, which assumes the paper's GPUs on a machine
-    without any. Raises a UserError, naming the flag, for what the machine does not have.
+    the CPU unless `gpus` is given; only_printed: True for a dry run, which assumes `gpus` GPUs, or the paper's number,
+    on a machine without any, unless `small`. Raises a UserError, naming the flag, for what the machine does not have,
+    and for flags of SLURM that do not go together.
     """
     visible = visible_gpus()
 
@@ -136,7 +140,7 @@ def hardware(
     if nodes > 1 and launch != "slurm" and IN_JOB not in os.environ:
         raise UserError(f"--nodes {nodes}", "several machines are started by SLURM; add --launch slurm")
 
-    # GPUs of one machine: those of this one, or as many as wanted where the machine is one of a cluster, or assumed
+    # number of GPUs of one machine: this one's, or as many as wanted if SLURM gives a machine or a dry run assumes one
     available = len(visible)
     is_assumed = not available and only_printed and not small
     if launch == "slurm" or is_assumed:
@@ -144,7 +148,7 @@ def hardware(
 
     # train on the CPU
     if not available or (small and gpus is None):
-        cpu_will_do = gpus == 1 and (small or only_printed)  # it stands for the one GPU
+        cpu_will_do = gpus == 1 and small  # the CPU stands for the one GPU
         if gpus is not None and not cpu_will_do:
             raise UserError(f"--gpus {gpus}", "this machine has none; leave it out to train on the CPU")
         if launch == "slurm":

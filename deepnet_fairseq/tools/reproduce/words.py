@@ -44,15 +44,18 @@ def last_value(flag: str, words: Sequence[str]) -> str | None:
 
 
 def whole_number(word: str | None) -> int:
-    """Parse a flag's value as a whole number; 0 for None and "", and for text that fairseq-train will refuse."""
+    """Parse a flag's value as a whole number; 0 for None and "", and for text that is no finite number.
+
+    fairseq-train itself refuses such text, so that nothing is trained with the 0.
+    """
     try:
         return int(float(word or 0))
     except (ValueError, OverflowError):
         return 0
 
 
-# Flags that do not change what a training computes: devices, memory, an earlier end; --cuda-graphs changes its rounding
-# alone. --update-freq is among them because differing_flag compares the batches of an update on all processes instead.
+# Flags that do not change what a training computes, but its devices, its memory or an earlier end. --cuda-graphs
+# changes its rounding alone. --update-freq is here because differing_flag compares the batches of an update instead.
 WITHOUT_EFFECT = {
     "--distributed-world-size", "--update-freq", "--stop-stuck", "--cpu", "--checkpoint-activations",
     "--checkpoint-every", "--zero-sharding", "--cuda-graphs",
@@ -63,7 +66,8 @@ EQUAL_OPTIMIZERS = ("adam", "deepnet_adam")  # both give the same results
 def differing_flag(before: Sequence[str], now: Sequence[str]) -> str | None:
     """Return the first flag by which two commands of fairseq-train are different trainings; None if they are the same.
 
-    before, now: the words after fairseq-train. "data" is returned if their first words, the data, differ.
+    before, now: the words after fairseq-train. "data" is returned if their first words, the data, differ, and
+    "--update-freq" if an update has more batches in one of them, on all processes together.
     """
     old_values = values_by_flag(before)
     new_values = values_by_flag(now)
@@ -87,7 +91,8 @@ def differing_flag(before: Sequence[str], now: Sequence[str]) -> str | None:
 def batches_per_update(values: Mapping[str, str]) -> int:
     """Return how many batches of --max-tokens an update has, on all processes together.
 
-    values: flag -> value, as values_by_flag returns them.
+    values: flag -> value, as values_by_flag returns them. A flag that is not given stands for 1: a training on the CPU
+    has no --distributed-world-size.
     """
     processes = whole_number(values.get("--distributed-world-size") or "1")
     return processes * whole_number(values.get("--update-freq") or "1")
