@@ -1,4 +1,4 @@
-"""Tests of python -m benchmarks: candidates do equal work, parts are timed where they belong, failures are shown."""
+"""Tests of python -m benchmarks: candidates take turns and do equal work, failures are shown, pages show records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_speed_refuses_the_name_of_a_table_that_it_does_not_have():
 
 @pytest.mark.smoke
 def test_speed_names_torch_and_what_is_left_out(printed_speed):
-    """torchscale is not installed."""
+    """torchscale is left out, because it is not installed."""
     assert torch.__version__.partition("+")[0] in printed_speed
     assert "torchscale" in printed_speed
 
@@ -114,7 +114,7 @@ def test_turns_rotate_and_a_failure_ends_a_candidate(turns):
 
 
 def test_a_candidate_s_row_has_median_range_and_ratio_to_stock(turns):
-    """Of 20 and 40, beside 10 and 20."""
+    """The speeds of "ours" are 20 and 40, and those of stock fairseq 10 and 20."""
     assert "| ours | 30.0 (20.0 to 40.0) [2.00] |" in turns.printed
 
 
@@ -141,7 +141,7 @@ def test_the_longest_kernels_come_first_in_milliseconds_of_an_update():
 
 @pytest.mark.smoke
 def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
-    """They have nearly the same BLEU, the fourth column; ctranslate2's stopping rule differs."""
+    """The programs have nearly the same BLEU, in the fourth column; ctranslate2 stops by another rule."""
     tiny = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
     run("fairseq-train", data, *TRAIN_FLAGS, *tiny, "--max-update", "20", "--save-dir", tmp_path)
     words = "--sentences 12 --batches 32 --rounds 1 --joined sentencepiece --candidates stock,ours,ctranslate2"

@@ -1,7 +1,7 @@
 """Tests of the scripts of tables and experiments: the papers' hyper-parameters, batches and launchers.
 
-Most tests read the commands that a dry run lists: of each row, a training of the table, that of fairseq-train and those
-that average and translate. Settings are environment variables of a script, as METHODS=deepnorm.
+Most tests read the commands that a dry run lists. A row is a training of the table; its commands are fairseq-train and
+those that average and translate. Settings are environment variables of a script, as METHODS=deepnorm.
 """
 
 import os
@@ -192,7 +192,7 @@ def test_embeddings_are_shared_if_asked_for(shared, tmp_path):
     assert ("--share-all-embeddings" in words) == shared
 
 
-FITTING = [  # settings, tokens of a GPU's batch, whether activations are recomputed, of 100L-100L in GPUs of some GiB
+FITTING = [  # for 100L-100L: settings (GPU_MEMORY in GiB), tokens of a GPU's batch, whether activations are recomputed
     ({"PLAN": 1, "GPU_MEMORY": 80}, "8192", False),  # the largest batch that fits without recomputation
     ({"PLAN": 1, "GPU_MEMORY": 80, "RECOMPUTE": 1}, "16384", True),  # recomputation makes room for twice as much
     ({"PLAN": 1, "GPU_MEMORY": 24, "MAX_TOKENS": 2048, "GPUS": 2}, "2048", True),  # it would not fit without
@@ -203,7 +203,7 @@ FITTING = [  # settings, tokens of a GPU's batch, whether activations are recomp
 
 @pytest.mark.parametrize("setting, tokens, recomputes", FITTING)
 def test_memory_decides_on_recomputation_and_a_gpu_s_share_of_the_batch(setting, tokens, recomputes):
-    """Tokens are as the plan of `deepnet plan` gives them. An update keeps the paper's number of tokens."""
+    """The tokens are those of `deepnet plan`. An update keeps the paper's number of tokens."""
     (words,) = trainings("table1_wmt17", METHODS="deepnorm", DEPTHS="100", **setting)
 
     flags = values(words)
@@ -242,7 +242,7 @@ def test_recipe_deepnmt_is_microsoft_deepnmt_s_60_layers(name, depths, tokens, t
     ({"ORDER": "given"}, [("deepnorm", "18"), ("admin", "18"), ("deepnorm", "6"), ("admin", "6")]),
 ])  # fmt: skip
 def test_rows_run_in_the_order_asked_for(order, rows):
-    """Rows run seed by seed; by default the first method comes first, and of a method the deepest row.
+    """Rows run seed by seed. By default they run method by method, and a method's deepest row comes first.
 
     rows: method and depth of each row of a seed, in their order.
     """
@@ -295,14 +295,14 @@ def test_a_dry_run_sums_up_hours_disk_and_memory(plan_of_four_rows):
 
 
 def test_a_row_that_diverged_in_the_paper_is_planned_with_fewer_updates(plan_of_four_rows):
-    """Post-LN of 100 layers did. It is found after 11,000 updates at most; the others have 100,000."""
+    """Post-LN with 100 layers diverged. The row ends after 11,000 updates at most; other rows have 100,000."""
     (line,) = [line for line in plan_of_four_rows.splitlines() if line.startswith("post_ln-100-seed1 ")]
 
     assert "11,000*" in line.split()
 
 
 def test_a_dry_run_writes_nothing(plan_of_four_rows, folder_with_a_done_row):
-    """What is in the folder was there before."""
+    """The folder has only the files that were there before."""
     files = [path.name for path in folder_with_a_done_row.rglob("*")]
 
     assert plan_of_four_rows
@@ -310,7 +310,7 @@ def test_a_dry_run_writes_nothing(plan_of_four_rows, folder_with_a_done_row):
 
 
 def test_a_dry_run_makes_no_environment(tmp_path):
-    """`environment` of scripts/lib/entry.sh would set up a checkout without one; before a dry run it refuses to."""
+    """The function `environment` of entry.sh would set up a checkout without .venv; before a dry run it refuses."""
     words = f"source scripts/lib/entry.sh; checkout={tmp_path}; PATH=/usr/bin:/bin; environment --dry-run"
 
     done = subprocess.run(["bash", "-c", words], cwd=ROOT, capture_output=True, text=True)
@@ -333,7 +333,7 @@ def test_admin_is_profiled_before_it_is_trained():
 
 
 def test_translations_have_fairseq_s_default_lengths_but_for_the_longest_sentence():
-    """As in the authors' evaluation --max-len-a is not given. A source sentence may be as long as a batch."""
+    """--max-len-a is not given, as in the authors' evaluation. Source and target may be as long as a batch."""
     flags = values(first_call(dry_run("table1_wmt17", **ONE_ROW), "fairseq-generate"))
 
     assert "--max-len-a" not in flags
@@ -405,7 +405,7 @@ def test_a_slurm_job_asks_for_its_nodes_and_can_be_requeued(method, submission):
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", METHODS_OF_JOBS)
 def test_a_slurm_job_runs_the_experiment_narrowed_to_its_row(method, submission):
-    """Run by bash, with --dry-run=commands added, it lists the commands of one row with the user's settings."""
+    """The job, run by bash with --dry-run=commands added, lists the commands of one row with the user's settings."""
     job = submission.jobs[method]
     dry = job.replace(" -- ", f" {COMMANDS} -- ")  # behind -- are flags of fairseq-train
     environment = os.environ | {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
@@ -422,7 +422,7 @@ def test_a_slurm_job_runs_the_experiment_narrowed_to_its_row(method, submission)
     assert flags["--patience"] == "3"
 
 
-WRONG = {  # script, setting, its value -> beginning of the refusal's line behind "error: ", and facts in it
+WRONG = {  # script, setting, its value -> what the refusal's line names
     ("table1_wmt17", "GPUS", 3): ("--gpus: ", "3", "128"),  # 3 GPUs cannot share the paper's 128 batches
     ("table1_wmt17", "MAX_TOKENS", 3000): ("--max-tokens 3000: ", "524288"),  # the paper's tokens of an update
     ("table1_wmt17", "LAUNCH", "mpirun"): ("--launch: ", "'mpirun'"),
@@ -461,9 +461,9 @@ STOPPED = [  # script, settings, --stop-stuck: updates after which a training th
     ("table1_wmt17", HOPELESS_ROW, "10000"),  # a plan asks for it by default
     ("table1_wmt17", HOPELESS_ROW | {"STOP_STUCK": 0}, None),
     ("table1_wmt17", {"STOP_STUCK": 5000}, "5000"),
-    ("table1_wmt17", {"SMOKE": 1}, "200"),  # of a miniature by default
+    ("table1_wmt17", {"SMOKE": 1}, "200"),  # the default of a miniature
     ("table1_wmt17", {"SMOKE": 1, "STOP_STUCK": 0}, None),
-    ("opus100", {"STOP_STUCK": 5000}, None),  # it validates nothing, so that nothing could be noticed
+    ("opus100", {"STOP_STUCK": 5000}, None),  # opus100 never validates, so that nothing is noticed
 ]
 
 

@@ -108,7 +108,7 @@ def path_with_four_gpus(tmp_path_factory):
 
 
 def test_figure_6_trains_rezero_alone_in_fp32(path_with_four_gpus):
-    """As the paper does, of three methods at two depths. On a machine without GPUs nothing would be in fp16."""
+    """The paper, too, trains ReZero in fp32. On a machine without GPUs no row would be in fp16."""
     rows = rows_of_figure(6, DEPTHS="10 20", METHODS="deepnorm rezero pre_ln", PATH=path_with_four_gpus)
 
     in_fp32 = [flags["--method"] for flags in rows if "--fp16" not in flags]
@@ -144,7 +144,7 @@ def test_more_gpus_than_the_machine_has_are_refused(path_with_four_gpus):
 
 @pytest.mark.smoke
 def test_ctrl_c_ends_all_parallel_trainings_of_a_script(data, tmp_path):
-    """Two run at a time. No file says that a training is over or has failed, so that the next call resumes them.
+    """Two trainings run at a time. No file says that one is over or has failed, so that the next call resumes both.
 
     130 is the status of a program that Ctrl-C has ended.
     """
@@ -190,7 +190,7 @@ def figure_4(data, tmp_path_factory) -> DrawnFigure:
 
 @pytest.mark.smoke
 def test_a_training_that_fails_ends_its_figure_without_a_picture(data, tmp_path):
-    """fairseq-train refuses the flag. The message names the log of the training."""
+    """fairseq-train refuses --criterion nonsense. The message names the log of the training."""
     done = figure(4, "--criterion", "nonsense", check=False, SMOKE=1, DATA=data, OUT=tmp_path / "failed")
 
     assert done.returncode == 1
@@ -226,7 +226,7 @@ def test_a_second_call_of_figure_4_trains_nothing(data, figure_4):
 
 @pytest.mark.smoke
 def test_another_rate_than_that_of_the_trained_runs_is_refused(data, figure_4):
-    """They would be mixed with runs of this rate. The picture stays."""
+    """Runs of two rates would be mixed in one picture. The picture of the trained runs stays."""
     picture = figure_4.picture.read_bytes()
 
     done = figure(4, "--lr", "1", check=False, SMOKE=1, DATA=data, OUT=figure_4.out)

@@ -1,7 +1,7 @@
 """Tests of dev/gpu_minutes.sh: what it runs in which time, its records, its settings, and its miniature on a CPU.
 
-It runs a list of measurements, its parts, in the minutes that a GPU is lent for, each part in a process of its own,
-and appends a record of each to a file. A later call goes on with the parts that are open.
+The script runs a list of measurements, its parts, in the minutes that a GPU is lent for. Each part runs in a process of
+its own, and its record is appended to a file. A later call goes on with the parts that are open.
 """
 
 import itertools
@@ -23,8 +23,8 @@ from dev.gpu.work import Work
 from ..support.errors import refused
 from ..support.experiments import bash, needs_venv
 
-# Stands in for `python -m dev.gpu --run-part NAME --folder FOLDER`: a part's name says what it does. "slow..." is half
-# over when it is killed, "broken..." fails, "one" and "other" wait for each other; any other part ends at once.
+# PROGRAM stands for `python -m dev.gpu --run-part NAME --folder FOLDER`: a part's name says what it does. "slow..." is
+# half over when it is killed, "broken..." fails, "one" and "other" wait for each other; any other part ends at once.
 PROGRAM = """
 import json, pathlib, sys, time
 name, folder = sys.argv[2], pathlib.Path(sys.argv[4]) / "work" / sys.argv[2]
@@ -44,7 +44,7 @@ while other and not (folder.parent / other / "started").exists():
 
 
 def part(name, seconds=1.0, **others):
-    """Return a part that PROGRAM runs; seconds: that it is predicted to need; others: more fields of Part."""
+    """Return a part that PROGRAM runs; seconds: its predicted time; others: more fields of Part."""
     return Part(name=name, number=1, what=name, run=lambda work: iter(()), seconds=seconds, **others)
 
 
@@ -52,7 +52,7 @@ def part(name, seconds=1.0, **others):
 def run_parts(tmp_path, monkeypatch):
     """Provide a function that runs parts, by PROGRAM in tmp_path on one GPU, and returns the new records by name.
 
-    Its `seconds` are the time that there is; other options are those of Minutes.run.
+    The function's `seconds` are the time that there is; its other options are those of Minutes.run.
     """
     monkeypatch.setattr(minutes, "RESERVE", 0.0)
     monkeypatch.setattr(minutes, "GRACE", 600.0)  # no part is killed because the machine is slow
@@ -120,18 +120,18 @@ def test_a_part_that_is_done_is_run_again_if_asked_for(run_parts):
     ids=["takes too long", "needs more GPUs", "needs a text that is not there"],
 )
 def test_parts_that_do_not_fit_are_left_out(run_parts, unfit):
-    """There are 3,000 seconds, one GPU, and no text but "language"; the part after it is run."""
+    """There are 3,000 seconds, one GPU, and no text but "language". The part after the unfit one is run."""
     found = run_parts(unfit, part("quick"))
 
     assert list(found) == ["quick"]
 
 
-LATER = 5000.0  # seconds
+LATER = 5000.0  # seconds by which the clock jumps
 
 
 @pytest.fixture
 def record_of_part_cut_off(run_parts, tmp_path, monkeypatch):
-    """Provide the record of a part "slow" that is killed: the clock jumps LATER when it says that half is done."""
+    """Provide the record of a part "slow" that is killed: the clock jumps once the part says that half is done."""
     so_far = tmp_path / "work" / "slow" / "so_far.json"
 
     def monotonic() -> float:
@@ -143,7 +143,7 @@ def record_of_part_cut_off(run_parts, tmp_path, monkeypatch):
 
 
 def test_a_part_whose_time_is_over_is_killed_and_recorded_as_cut_off(record_of_part_cut_off, tmp_path):
-    """Its record has what it had measured by then, and the seconds that it ran."""
+    """The record has what the part had measured by then, and the seconds that it ran."""
     assert record_of_part_cut_off["ended"] == records.CUT
     assert record_of_part_cut_off["rows"] == [{"what": "half of it"}]
     assert LATER <= record_of_part_cut_off["seconds"] < 2 * LATER
@@ -151,7 +151,7 @@ def test_a_part_whose_time_is_over_is_killed_and_recorded_as_cut_off(record_of_p
 
 
 def test_a_part_that_was_cut_off_stays_open_and_is_planned_by_its_speed(record_of_part_cut_off, tmp_path):
-    """Half of it took so many seconds."""
+    """The recorded seconds are those of half the part, so the whole part is predicted to take twice as many."""
     known = records.read(tmp_path / "records.jsonl")
 
     assert not records.is_done(known, "slow")
@@ -160,14 +160,14 @@ def test_a_part_that_was_cut_off_stays_open_and_is_planned_by_its_speed(record_o
 
 @pytest.fixture
 def two_at_a_time_are_faster(tmp_path):
-    """Write a record that two at a time make 12 updates a second, and one alone 10."""
+    """Write a record in which two trainings at a time make 12 updates a second, and one alone makes 10."""
     measured = [{"what": graphs.ALONE, "updates_a_second": 10}, {"what": graphs.TWO, "updates_a_second": 12}]
     records.append(tmp_path / "records.jsonl", {"part": "two_at_a_time", "ended": "done", "rows": measured})
 
 
 @pytest.mark.usefixtures("two_at_a_time_are_faster")
 def test_parts_run_side_by_side_where_that_was_measured_to_be_faster(run_parts):
-    """Three parts may run side by side, of which the third finds no other one."""
+    """Each of the three parts may run beside one other part. The first two do, so the third finds none."""
     found = run_parts(part("one", beside="cells"), part("other", beside="cells"), part("third", beside="cells"))
 
     assert found["one"]["beside"] == ["other"]
@@ -179,7 +179,7 @@ def test_parts_run_side_by_side_where_that_was_measured_to_be_faster(run_parts):
 
 @pytest.mark.usefixtures("two_at_a_time_are_faster")
 def test_a_part_that_does_not_fit_beside_another_one_runs_alone(run_parts):
-    """Of 1,000 seconds each part needs 700, and both side by side 2 * 700 / 1.2 = 1,167."""
+    """There are 1,000 seconds. Each part needs 700, and both side by side need 2 * 700 / 1.2 = 1,167."""
     parts_of_700_s = [part("first", seconds=700, beside="cells"), part("second", seconds=700, beside="cells")]
 
     found = run_parts(*parts_of_700_s, seconds=1000.0)
@@ -197,7 +197,7 @@ def collect(there, here) -> None:
 
 
 def test_records_of_another_machine_are_added_once(tmp_path):
-    """One of three records is there already; collecting them again adds none."""
+    """The file here has one of the three records already. Collecting them again adds none."""
     there = tmp_path / "there.jsonl"
     here = tmp_path / "here.jsonl"
     for seconds in range(3):
@@ -222,7 +222,7 @@ def test_a_broken_line_of_records_is_named_with_its_file(tmp_path):
     [
         (["--only", "equall"], "equall"),  # no part
         (["--collect", "none.jsonl"], "none.jsonl"),
-        (["--minutes", "9", "--folder", "/none"], "/none"),  # without the text of --prepare
+        (["--minutes", "9", "--folder", "/none"], "/none"),  # a folder without the text of --prepare
     ],
 )
 def test_a_mistake_in_a_flag_is_named_in_one_line(flags, wrong, monkeypatch, capsys):
@@ -251,7 +251,7 @@ LONGEST = 600.0  # seconds that a part may take
 
 
 def work_of(tmp_path):
-    """Return the settings of a part on a GPU that has 1,000 s to run in tmp_path, and no records of earlier ones."""
+    """Return the settings of a part on a GPU that has 1,000 s to run in tmp_path, without records of earlier parts."""
     return Work(folder=tmp_path, text=tmp_path, until=time.monotonic() + 1000, records=[])
 
 
@@ -278,7 +278,7 @@ FLAGS_OF_A_CELL = {  # where a cell saves, what it logs, and how it uses one GPU
 
 @needs_venv
 def test_figure_6_has_the_flags_of_the_paper_s_script(tmp_path):
-    """A cell is one training of the figure, a method at a depth. At full length it has the flags of that script."""
+    """A cell is one training of the figure, a method at a depth. At full length it differs in FLAGS_OF_A_CELL alone."""
     done = bash("-c", "METHODS=pre_ln DEPTHS=50 GPUS=1 exec bash scripts/iwslt14_de_en.sh --dry-run=commands")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("fairseq-train")]
     _program, _data, *words_of_script = shlex.split(line)
@@ -303,7 +303,7 @@ def assert_fairseq_train_takes(flags, data, folder):
 
 @pytest.mark.parametrize("name", ["deepnorm", "post_ln", "pre_ln"])
 def test_fairseq_train_knows_the_flags_of_figure_6_on_a_gpu(name, tmp_path, data):
-    """Among them are those that the miniature on a CPU never passes, --cuda-graphs and --stop-stuck."""
+    """Among the flags are --cuda-graphs and --stop-stuck, which the miniature on a CPU never passes."""
     flags = figure6.flags(work_of(tmp_path), name, layers=10) + figure6.STOP_STUCK
 
     assert_fairseq_train_takes(flags, data, tmp_path)
@@ -318,7 +318,7 @@ def test_fairseq_train_knows_the_flags_of_1000_layers_on_a_gpu(tmp_path, data):
 def records_of_cell(layers, of_updates, seconds_an_update, ended, part_ended):
     """Return the records after one cell of Figure 6: DeepNorm with so many layers in each stack.
 
-    of_updates: its length; ended: how the training ended; part_ended: how the part with training and translations did.
+    of_updates: its length; ended: how the training ended; part_ended: how the part, with the translations too, ended.
     """
     row = {"what": "training", "layers": layers, "of_updates": of_updates, "ended": ended}
     row["seconds_an_update"] = seconds_an_update
@@ -343,7 +343,7 @@ def test_a_depth_that_is_too_slow_gets_fewer_updates_and_warm_up_in_proportion()
 
 @pytest.fixture
 def records_of_cell_of_100_layers():
-    """Provide the records after a first cell of 100 layers, which ended with 3,100 updates of 0.15 s."""
+    """Provide the records after a first cell of 100 layers, which was trained for 3,100 updates of 0.15 s."""
     return records_of_cell(100, of_updates=3100, seconds_an_update=0.15, ended="trained", part_ended="done")
 
 
@@ -361,7 +361,7 @@ def test_a_cell_does_not_change_the_length_of_another_depth(records_of_cell_of_1
 
 
 def test_a_cell_that_was_cut_off_is_planned_anew_by_its_speed():
-    """As many hundreds of updates as fit at 0.2 s an update into what programs and translations leave."""
+    """The new length is in hundreds of updates: all that fit, at 0.2 s each, beside programs and translations."""
     known = records_of_cell(50, of_updates=6900, seconds_an_update=0.2, ended="cut off", part_ended="cut off")
 
     updates, _warmup = figure6.length(50, known, LONGEST)
@@ -398,7 +398,7 @@ def test_1000_layers_get_the_updates_that_fit_beside_start_and_captures():
 
 
 def test_the_rate_of_1000_layers_stays_until_the_last_400_of_1400_updates(tmp_path):
-    """It warms up for 200 updates to 2.5e-4, stays for two thirds of the others, and falls."""
+    """The rate warms up to 2.5e-4 for 200 updates, stays for 800, two thirds of the others, and falls."""
     flags = flag_values(thousand_layers.flags(work_of(tmp_path), tokens=4096, updates=1400))
 
     assert flags["--warmup-steps"] == "200"
@@ -411,7 +411,7 @@ def test_the_rate_of_1000_layers_stays_until_the_last_400_of_1400_updates(tmp_pa
 
 @pytest.fixture
 def entries_of_cut_off_log(tmp_path):
-    """Provide what is read of a log of updates of 1,000 words, at 10, 500, 1,000 and 800 words a second.
+    """Provide the entries read from a log of updates of 1,000 words, at 10, 500, 1,000 and 800 words a second.
 
     The log has five lines, of which the last is cut off.
     """
@@ -429,7 +429,7 @@ def test_a_line_of_the_log_that_is_cut_off_does_not_count(entries_of_cut_off_log
 
 
 def test_seconds_of_an_update_are_the_median_without_the_log_s_first_interval(entries_of_cut_off_log):
-    """The first interval has the start of the program; the others took 2, 1 and 1.25 s an update."""
+    """The first interval includes the start of the program. In the others an update took 2, 1 and 1.25 s."""
     assert trainings.seconds_an_update(entries_of_cut_off_log) == pytest.approx(1.25)
 
 
@@ -473,7 +473,7 @@ def test_a_killed_training_of_the_miniature_resumes_to_the_same_weights(miniatur
 @pytest.mark.smoke
 @needs_venv
 def test_two_processes_of_the_miniature_make_the_weights_of_one(miniature):
-    """Sums of gradients are rounded in another order."""
+    """The weights differ by rounding, because two processes sum up gradients in another order than one."""
     _of_one, *of_several = miniature["several"]["rows"]
 
     assert of_several

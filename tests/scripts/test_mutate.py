@@ -1,6 +1,6 @@
-"""Tests of dev/mutants.py and dev/mutate.py: where the package is given small mistakes, for its tests to notice.
+"""Tests of dev/mutants.py and dev/mutate.py, which give the package small mistakes for its tests to notice.
 
-A mistake, a mutant, replaces some bytes of a file.
+Such a mistake is called a mutant, and replaces some bytes of a file.
 """
 
 import ast
@@ -43,7 +43,7 @@ def root_of_small_package(tmp_path):
 
 @pytest.fixture
 def mutants_of_source(root_of_small_package):
-    """Provide the mutants of that file."""
+    """Provide the mutants of the small package's only file."""
     [file] = root_of_small_package.rglob("*.py")
     return mutants.mutants_of_file(root_of_small_package, file)
 
@@ -53,7 +53,7 @@ def test_all_mistakes_of_a_file_are_those_by_hand(mutants_of_source):
 
 
 def test_a_mistake_changes_its_place_alone(mutants_of_source, root_of_small_package):
-    """What is before and behind it stays, and the file is still Python."""
+    """The text before and behind a mistake stays, and the changed file is still Python."""
     assert mutants_of_source
     for mutant in mutants_of_source:
         changed = mutant.source(root_of_small_package)
@@ -63,7 +63,7 @@ def test_a_mistake_changes_its_place_alone(mutants_of_source, root_of_small_pack
 
 
 def test_mistakes_within_annotations_and_f_strings_are_left_out(tmp_path):
-    """They have an index and a sign, which elsewhere would be changed."""
+    """The annotation has an index, and the f-string a minus sign. Elsewhere both would be changed."""
     file = tmp_path / "file.py"
     file.write_text('def shown(x: tuple[1] = f"{1 - 2}") -> None: ...\n')
 

@@ -1,7 +1,7 @@
 """Tests of scripts/normformer_lm.sh: the paper's hyper-parameters, and its grid of methods, sizes and rates.
 
-The script has three parts: clm trains causal language models, ablation those without one of NormFormer's additions,
-mlm masked ones. A row is a training; all tests read the commands that a dry run lists.
+The script has three parts: clm trains causal language models, ablation trains causal ones without one of NormFormer's
+additions, and mlm trains masked ones. A row is a training; all tests read the commands that a dry run lists.
 """
 
 from pathlib import Path
@@ -102,7 +102,7 @@ def test_causal_models_have_the_paper_s_hyper_parameters(size, rows_of_parts):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_causal_models_are_trained_at_the_paper_s_rates(size, rows_of_parts):
-    """NormFormer with scaled residuals is of the two small sizes alone, and Post-LN of the smallest, at one rate."""
+    """NormFormer with scaled residuals has the two small sizes alone. Post-LN has the smallest, at one rate."""
     rates = GRID | SIZES[size].rates
     expected = {("pre_ln",): rates, ("normformer",): rates}
     if size in ("125m", "355m"):
@@ -119,7 +119,7 @@ def test_causal_models_are_trained_at_the_paper_s_rates(size, rows_of_parts):
 
 
 def test_the_ablation_takes_one_addition_away_at_a_time(rows_of_parts):
-    """Of the whole NormFormer's four; the last row has none of them. All are trained at 125M with one rate."""
+    """The whole NormFormer has four additions. Each of four rows lacks one, and Pre-LN has none. All have one rate."""
     rows = rows_of_parts["ablation"]
 
     assert sorted(variant(flags) for flags in rows) == sorted(ABLATION)

@@ -14,7 +14,7 @@ SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_says_what_it_does(script):
-    """Its second line is a comment of some length."""
+    """The second line of a script is a comment of more than 30 characters."""
     assert re.match(r"#!/usr/bin/env bash\n# \w.{30}", script.read_text())
 
 
@@ -69,7 +69,7 @@ def final_table(done: subprocess.CompletedProcess) -> dict[str, dict[str, str]]:
 @pytest.mark.smoke
 @needs_venv
 def test_quickstart_from_nothing_runs_every_step(first_quickstart, quickstart_out):
-    """It ends in a table, in which 25 updates are too short for a BLEU, and a picture; progress goes to stderr."""
+    """The quickstart ends in a table and a picture. 25 updates are too short for a BLEU. Progress goes to stderr."""
     table = final_table(first_quickstart)
 
     too_short = {method for method, row in table.items() if "short" in row["BLEU"]}
@@ -81,7 +81,7 @@ def test_quickstart_from_nothing_runs_every_step(first_quickstart, quickstart_ou
 @pytest.mark.smoke
 @needs_venv
 def test_a_second_quickstart_repeats_no_step(first_quickstart, quickstart_out):
-    """It shows no progress of a training, and the same result."""
+    """The second quickstart shows no progress of a training, and prints the same result."""
     again = bash("scripts/quickstart.sh", *QUICKSTART, "--out", quickstart_out)
 
     assert " over; " in first_quickstart.stderr
@@ -118,7 +118,7 @@ def prefixes_of(data) -> list:
 @pytest.mark.smoke
 @needs_venv
 def test_prepare_text_makes_the_vocabulary_that_the_package_makes(data, tmp_path):
-    """`data` was made by the package of the same text, also with 150 pieces."""
+    """The package made `data` of the same text, also with 150 pieces."""
     bash("scripts/prepare_text.sh", "qaa", "qab", *prefixes_of(data), tmp_path / "bin", "--vocab", "150")
 
     assert (tmp_path / "bin" / "dict.qaa.txt").read_bytes() == (data / "dict.qaa.txt").read_bytes()
@@ -138,7 +138,10 @@ EXPERIMENTS = [path for path in SCRIPTS if "lib/entry.sh" in path.read_text()]  
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_help_of_an_experiment_is_printed_once(path):
-    """So it is by a script that calls several experiments. It needs no .venv, whose programs are not on this PATH."""
+    """A script that calls several experiments prints it once, too.
+
+    The help works without .venv, whose programs are not on this PATH.
+    """
     done = subprocess.run(["bash", path, "--help"], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
 
     assert done.returncode == 0

@@ -18,7 +18,7 @@ from ..support.experiments import until
 from ..support.helpers import ROOT
 
 OFFLINE = "Failed to establish a new connection: [Errno 111] Connection refused"  # pip's, without a network
-# Stand-in for python3.11 and python3.12, by its own name. NO_VENV: it lacks the module venv.
+# Stand-in for python3.11 and python3.12: it is the one that its file is named after. With NO_VENV=1 it lacks venv.
 PYTHON = """#!/bin/bash
 name="$(basename "$0")"
 case "$*" in
@@ -34,9 +34,9 @@ case "$*" in
     *) echo "Python of $name" ;;
 esac
 """
-# Stand-in for pip, which notes its calls. As for pip itself, a package is there once its dist-info has INSTALLER.
-# PIP_FAILS, PIP_HANGS: words of the call that fails with the message PIP_SAYS, or waits. With --dry-run the script asks
-# whether there is a wheel of fairseq, and is told that there is none.
+# Stand-in for pip, which notes its calls. As for pip itself, a package is installed once its dist-info has INSTALLER.
+# PIP_FAILS has words of the call that fails, with the message PIP_SAYS; PIP_HANGS has words of the call that waits.
+# With --dry-run the script asks whether there is a wheel of fairseq, and is told that there is none.
 PIP = """#!/bin/bash
 echo "$*" >>"$CALLS"
 case "$*" in
@@ -56,7 +56,7 @@ touch "$site/$package.dist-info/INSTALLER"
 """
 NEEDED = ("basename", "bash", "cat", "cksum", "dirname", "env", "flock", "grep", "ln", "mkdir", "realpath", "rm", "sh",
           "sleep", "tail", "touch", "wc")  # fmt: skip
-COMPILER = '#!/bin/bash\nexit "${NO_HEADERS:-0}"\n'  # NO_HEADERS: it does not find Python.h
+COMPILER = '#!/bin/bash\nexit "${NO_HEADERS:-0}"\n'  # with NO_HEADERS=1 it does not find Python.h
 STEPS = ["torch==2.13.0+cpu", "numpy cython setuptools wheel", "fairseq-fixed", ".[dev]"]  # words of pip's calls
 
 
@@ -128,7 +128,7 @@ class Clone:
 
     @property
     def steps(self) -> list[str]:
-        """Return the steps, of STEPS, that pip ran in the last call."""
+        """Return those of STEPS that pip ran in the last set-up."""
         lines = [line for line in self.calls.read_text().splitlines() if "--dry-run" not in line]
         return [step for line in lines for step in STEPS if step in line]
 
@@ -171,7 +171,10 @@ def test_setup_of_what_is_complete_is_silent_and_runs_no_step(complete_clone):
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("step, repeated", [(STEPS[0], STEPS), (STEPS[2], STEPS[1:])], ids=["torch", "fairseq"])
 def test_an_interrupted_setup_goes_on(clone, step, repeated, kill):
-    """It is interrupted in a step, by Ctrl-C or a kill. torch is kept once it is there; later steps are repeated."""
+    """The first set-up is interrupted in a step, by Ctrl-C or a kill.
+
+    torch is kept once it is installed; the other steps are repeated.
+    """
     first = clone.start_and_wait_in(step)
     os.killpg(first.pid, kill)
     assert first.wait(timeout=60) == -kill
@@ -187,7 +190,7 @@ def test_an_interrupted_setup_goes_on(clone, step, repeated, kill):
 
 @pytest.mark.slow
 def test_an_index_that_does_not_answer_is_the_reason_without_the_log(clone):
-    """The line names the command that shows which index pip asks."""
+    """The reason names `pip config list`, the command that shows which index pip asks."""
     failing = {"PIP_FAILS": "torch==", "PIP_SAYS": OFFLINE}
 
     output = clone.refuses("index", "pip config list", **failing)
@@ -255,7 +258,7 @@ def test_a_wheel_of_fairseq_needs_no_compiler(clone):
 
 @pytest.mark.slow
 def test_the_same_python_makes_nothing_anew(complete_clone):
-    """The clone was set up by python3.11, the only one then."""
+    """The clone was set up by python3.11, which was the only Python at that time."""
     complete_clone.program("python3.12", PYTHON)
 
     status, output = complete_clone.setup(PYTHON="python3.11")
@@ -277,7 +280,7 @@ def test_another_python_makes_the_environment_anew(complete_clone):
 
 @pytest.mark.slow
 def test_another_build_of_torch_makes_the_environment_anew(complete_clone):
-    """TORCH_CUDA=1 asks for torch with CUDA, whose version has no +cpu, and so is none of STEPS."""
+    """TORCH_CUDA=1 asks for torch with CUDA. Its version has no +cpu, so its step is none of STEPS."""
     complete_clone.setup(TORCH_CUDA="1")
 
     assert "install torch==2.13.0\n" in complete_clone.calls.read_text()
@@ -316,7 +319,7 @@ def test_a_new_version_of_torch_makes_the_environment_anew(complete_clone):
 
     complete_clone.setup()
 
-    assert complete_clone.steps[-3:] == STEPS[1:]
+    assert complete_clone.steps[-3:] == STEPS[1:]  # all but the step of torch, which names another version
     assert not file_in_venv.exists()
 
 

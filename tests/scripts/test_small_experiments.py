@@ -35,7 +35,7 @@ def trainings_by_model_and_seed(tmp_path_factory) -> dict[tuple[str, str], Flags
 
 @needs_venv
 def test_trainings_of_an_inverted_gain_differ_in_the_method_alone(trainings_by_model_and_seed):
-    """Those of a model and a seed do; there are 4 models and 3 seeds."""
+    """All trainings of one model and seed have the same data and other flags. There are 4 models and 3 seeds."""
     models = {model for model, _seed in trainings_by_model_and_seed}
     seeds = {seed for _model, seed in trainings_by_model_and_seed}
 
@@ -48,7 +48,7 @@ def test_trainings_of_an_inverted_gain_differ_in_the_method_alone(trainings_by_m
 
 @needs_venv
 def test_wrong_alphas_are_trained_as_language_models_of_24_layers_alone(trainings_by_model_and_seed):
-    """Every model is trained with DeepNorm and with the inverted gain, this one with two wrong alphas besides."""
+    """Every model has DeepNorm and the inverted gain; a language model of 24 layers has two wrong alphas, too."""
     assert "lm-24" in {model for model, _seed in trainings_by_model_and_seed}
     for (model, _seed), flags_by_method in trainings_by_model_and_seed.items():
         assert len(flags_by_method) == (2 + 2 if model == "lm-24" else 2)
@@ -64,7 +64,7 @@ def test_trainings_of_an_inverted_gain_have_the_model_and_seed_of_their_name(tra
 
 @needs_venv
 def test_trainings_of_an_inverted_gain_use_the_example_s_methods(trainings_by_model_and_seed):
-    """For 400 updates at the quickstart's rate."""
+    """Each training has 400 updates at the quickstart's rate, 1e-3."""
     for flags_by_method in trainings_by_model_and_seed.values():
         flags = flags_by_method["deepnorm"]
         assert flags["--user-dir"] == "examples/inverted_gain"
@@ -83,7 +83,7 @@ def test_later_methods_has_trainings_of_every_method_at_6_and_18_layers(tmp_path
 
 @needs_venv
 def test_later_methods_takes_a_method_with_its_options(tmp_path):
-    """METHODS has METHOD+OPTION+OPTION=VALUE, of which the run's folder is named."""
+    """METHODS has the form METHOD+OPTION+OPTION=VALUE. The run's folder is named after all of it."""
     word = "normformer+normformer-scale-residual+normformer-head-scale=none"
 
     (words,) = trainings("later_methods", METHODS=word, DEPTHS=2, UPDATES=7, OUT=tmp_path / "out")

@@ -85,7 +85,7 @@ def test_a_row_prints_its_plan_and_the_size_of_what_it_keeps(undisturbed_row):
 
 @pytest.mark.smoke
 def test_a_row_keeps_weights_alone(undisturbed_row):
-    """Checkpoints are those of the average, if there is one, and the last one, without the optimiser's state."""
+    """The row keeps the averaged checkpoint, if there is one, and the last one, without the optimiser's state."""
     kept = sorted(undisturbed_row.run.glob("*.pt"))
 
     assert kept
@@ -131,7 +131,7 @@ def bleus_of(score: dict) -> list[float]:
 def test_deepnorm_translates_a_miniature_and_post_ln_at_18_layers_is_stuck(
     name, least_bleu, is_post_ln_stuck, tmp_path
 ):
-    """DeepNorm translates into each language; least_bleu is well above that of a model that has learnt nothing."""
+    """DeepNorm translates into each language; least_bleu is well above the BLEU of a model that has learnt nothing."""
     printed = script(name, timeout=1800, SMOKE=1, OUT=tmp_path).stdout
 
     bleus = []
@@ -152,7 +152,7 @@ def start_and_kill(moment: float, name, **setting) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["script", "everything"])
 def test_a_script_killed_twice_ends_in_the_same_row(undisturbed_row, who, tmp_path):
-    """It is killed at two random moments, alone or with its children, and then begun again.
+    """The script is killed at two random moments, alone or with its children, and then begun again.
 
     A file NAME.part is one that is not written to its end.
     """
@@ -186,7 +186,7 @@ def two_undisturbed_rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_rows_killed_ten_times(two_undisturbed_rows, tmp_path_factory):
-    """Provide the folder of the same rows, whose script was killed at ten random moments and then begun again."""
+    """Provide the folder of two equal rows, whose script was killed at ten random moments and then begun again."""
     out = tmp_path_factory.mktemp("killed rows")
     shutil.copytree(two_undisturbed_rows / "data", out / "data")
     moments = random.Random(61)
@@ -273,7 +273,7 @@ def language_models(tmp_path_factory):
 
 @pytest.mark.smoke
 def test_a_causal_row_records_what_it_is(language_models):
-    """A miniature of the 125M model has 4 layers; it has no encoder."""
+    """The miniature of the 125M model has 4 decoder layers and no encoder."""
     facts = json.loads((language_models.causal / "run.json").read_text())
 
     assert facts["size"] == "125M"

@@ -1,7 +1,7 @@
 """Tests of the trainings of results/thousand_layers: the task, the plan, the runner, the page.
 
-The task, in symbols.py, is to copy or reverse sentences of random symbols. The plan has groups of cells, each a
-training, which run.py, the runner, trains one after the other and records, one a line.
+The task, in symbols.py, is to copy or reverse sentences of random symbols. The plan has groups of cells, and a cell is
+a training. The runner, run.py, trains the cells one after the other, and records each in a line.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from ..support.helpers import ROOT
 from ..support.programs import import_program
 
 STUDY = ROOT / "results" / "thousand_layers"
-# Two groups: one of two cells, by their rates, and one that takes the better of these rates
+# Group "one" has two cells, which differ in their rates. Group "two" takes the better of these rates.
 PLAN = """
 [[group]]
 name = "one"
@@ -117,7 +117,7 @@ def test_the_stated_entropy_without_the_source_is_the_mean_over_positions(symbol
     assert sum(by_position) / len(by_position) == pytest.approx(symbols.SOURCE_BLIND, abs=2e-3)
 
 
-UPDATES_SEEN = 300  # of a training, whose batches the tests below draw
+UPDATES_SEEN = 300  # updates of a training whose batches the tests below draw
 
 
 @pytest.fixture(scope="module")
@@ -146,14 +146,14 @@ def test_held_out_sentences_are_never_trained_on(held_out_sentences, batches):
 
 
 def test_as_many_random_sentences_as_are_trained_on_have_held_out_ones_among_them(symbols, held_out_sentences):
-    """So the test before this one would fail if sentences were not left out."""
+    """If sentences were not left out, test_held_out_sentences_are_never_trained_on would therefore fail."""
     drawn = symbols.draw(symbols.SENTENCES * UPDATES_SEEN, seed=1)
 
     assert held_out_sentences & {tuple(sentence) for sentence in drawn.tolist()}
 
 
 def test_targets_of_reverse_are_the_reversed_sources(symbols, batches):
-    """Both end with the end of the sentence, which stays the last."""
+    """The symbol that ends a sentence is not reversed: it is the last one of source and target."""
     for source, target in batches:
         assert source.shape == (symbols.SENTENCES, symbols.LENGTH + 1)
         assert target.shape == source.shape
@@ -234,7 +234,7 @@ def test_a_killed_training_has_no_result_and_resumes(killed_training):
 
 @pytest.mark.smoke
 def test_a_killed_training_ends_as_an_undisturbed_one(killed_training, tmp_path):
-    """It ends with the same losses, to the bit, of which one is logged every 10 updates."""
+    """The resumed training has the same losses, to the bit. A loss is logged every 10 updates."""
     train_symbols(tmp_path / "whole", "--updates", 100)
 
     whole = result_of(tmp_path / "whole")
@@ -251,7 +251,7 @@ def test_a_training_that_is_over_is_not_repeated(killed_training):
 
     printed = train_symbols(out, "--updates", 100)
 
-    assert "over" in printed.splitlines()[-1]
+    assert "this training is over" in printed.splitlines()[-1]
     assert result_of(out) == result
 
 
@@ -259,7 +259,7 @@ def test_a_training_that_is_over_is_not_repeated(killed_training):
 @pytest.mark.parametrize(
     ("flags", "ended", "update"),
     [
-        (("--lr", "1e-9", "--stop-stuck", "60", "--updates", "90"), "stuck", 60),  # from update 60 on it may be
+        (("--lr", "1e-9", "--stop-stuck", "60", "--updates", "90"), "stuck", 60),  # the value of --stop-stuck
         (("--lr", "1e30"), "diverged", 10),  # found at the first line of the log
     ],
 )
@@ -274,7 +274,7 @@ def test_a_training_that_is_stuck_or_diverges_has_a_result(flags, ended, update,
 
 
 def test_layers_without_a_gradient_are_counted_by_stack(symbols):
-    """After a backward pass all layers have one, until that of a decoder layer is set to zero."""
+    """All layers have a gradient after a backward pass. Then the gradient of one decoder layer is set to zero."""
     model = symbols.model_of("deepnorm", layers=3, task="copy", seed=1)
     source, target = symbols.batch("copy", seed=1, update=1)
     scores, _ = model(source, None, target.roll(1, 1))
@@ -288,7 +288,7 @@ def test_layers_without_a_gradient_are_counted_by_stack(symbols):
 
 
 class TrainedPlan(NamedTuple):
-    """Folder of a plan that the runner has trained, the lines of its records, and the list that it printed before."""
+    """Folder of a plan that the runner has trained, the lines of its records, and the list printed before that."""
 
     folder: Path
     lines: list[str]
@@ -308,7 +308,7 @@ def run_plan(work, *flags) -> str:
 
 @pytest.fixture(scope="module")
 def trained_plan(tmp_path_factory):
-    """Provide PLAN after its training, at 2L-2L: of its groups the second waits for the best rate of the first."""
+    """Provide PLAN after its training, at 2L-2L. Its second group waits for the best rate of the first."""
     folder = tmp_path_factory.mktemp("trained plan")
     (folder / "plan.toml").write_text(PLAN.format(layers=2, updates=60))
     listed_before = run_plan(folder, "--list")
@@ -328,7 +328,7 @@ def test_the_runner_records_each_cell_in_the_order_of_the_plan(trained_plan):
     records = [json.loads(line) for line in trained_plan.lines]
 
     assert [record["task"] for record in records] == ["copy", "copy", "reverse"]
-    assert records[2]["predicted_hours"] == 0.0  # of 10 updates of 0.01 s
+    assert records[2]["predicted_hours"] == 0.0  # 10 updates of 0.01 s, rounded to hundredths of an hour
 
 
 @pytest.mark.smoke
@@ -350,7 +350,7 @@ def test_a_waiting_cell_gets_the_best_rate_of_its_group(trained_plan):
 def test_the_runner_trains_each_cell_once(trained_plan):
     printed = trained_plan.run()
 
-    assert "nothing" in printed.splitlines()[-1]
+    assert "nothing is left to train" in printed.splitlines()[-1]
     assert (trained_plan.folder / "records.jsonl").read_text().splitlines() == trained_plan.lines
 
 
@@ -363,7 +363,10 @@ def test_the_runner_lists_no_hours_of_a_plan_that_is_trained(trained_plan):
 
 
 def test_vectors_that_differ_in_some_directions_have_so_many_dimensions():
-    """That is the participation ratio; unequal directions count for less: variances 1 and 3 give 4^2 / (1 + 9)."""
+    """The number is the participation ratio.
+
+    Unequal directions count for less: variances 1 and 3 give (1 + 3)^2 / (1^2 + 3^2) = 1.6.
+    """
     dimensions = import_program(STUDY / "dimensions.py").dimensions
     torch.manual_seed(1)
     shared = torch.randn(64)  # a vector that all have in common counts for nothing
@@ -391,8 +394,8 @@ def test_the_page_s_tables_are_those_of_the_records():
 def test_script_trains_a_miniature_from_the_readme_s_command(tmp_path):
     """scripts/thousand_layers.sh trains a 6L-6L miniature, which copies all 20 held-out sentences.
 
-    Of 4 tokens 3 are one of 20 symbols, and the last is the end. So the unigram entropy is 3/4 log2(20 x 4/3) + 1/4
-    log2(4) = 4.05 bits a token, and that without the source is 3/4 log2(20) = 3.24.
+    A sentence has 4 tokens: 3 of 20 symbols, and the end. The unigram entropy is therefore 3/4 log2(20 x 4/3) + 1/4
+    log2(4) = 4.05 bits a token, and the entropy without the source is 3/4 log2(20) = 3.24.
     """
     done = bash("scripts/thousand_layers.sh", tmp_path / "out", "--layers", 6, "--lr", "4e-3", "--updates", 300)
 
@@ -413,7 +416,7 @@ def test_script_names_a_wrong_method_and_writes_nothing(tmp_path):
 @needs_venv
 @pytest.mark.parametrize("words", ["", "begin", "start none", "list"])  # a list before any training
 def test_trainings_script_refuses_what_it_cannot_do(words, tmp_path):
-    """scripts/trainings.sh trains in the folder of the variable TRAININGS, where it then has written nothing."""
+    """scripts/trainings.sh trains in the folder that the variable TRAININGS names. A refusal leaves no folder there."""
     command = ["bash", ROOT / "scripts/trainings.sh", *words.split()]
     environment = os.environ | {"TRAININGS": str(tmp_path / "work")}
 
@@ -427,7 +430,7 @@ def test_trainings_script_refuses_what_it_cannot_do(words, tmp_path):
 @pytest.mark.smoke
 @needs_venv
 def test_ctrl_c_leaves_a_training_that_resumes(tmp_path):
-    """It ends the script in the foreground; the same command resumes, and trains until all sentences are copied."""
+    """Ctrl-C ends the script. The same command resumes the training, whose model copies all sentences in the end."""
     flags = ("--layers", "6", "--lr", "4e-3", "--updates", "300")
     first = start("thousand_layers", str(tmp_path / "out"), *flags)
     until((tmp_path / "out" / "state.pt").exists)

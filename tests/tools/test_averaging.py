@@ -236,7 +236,7 @@ class Limits(NamedTuple):
     ids=["by updates", "by epochs", "no limit"],
 )
 def test_epoch_weights_predicts_the_last_epochs(limits):
-    """`last:10` writes the last ten epochs and one more, by the limit on epochs or updates; all if there is none."""
+    """`last:10` writes the last ten epochs and one more, by the limit on epochs or updates; without a limit all."""
     written = []
     for epoch in range(1, limits.epochs + 1):
         updates = UPDATES_AN_EPOCH * epoch
@@ -312,7 +312,7 @@ def test_the_mean_has_no_optimiser(mean_of_epochs):
 
 
 def test_the_mean_has_tied_weights_once(mean_of_epochs):
-    """With --share-all-embeddings, as in the checkpoints."""
+    """The training had --share-all-embeddings, so its checkpoints, too, have one embedding."""
     weights = weights_of(mean_of_epochs)
 
     embedding = weights["encoder.embed_tokens.weight"]

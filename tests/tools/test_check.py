@@ -94,7 +94,7 @@ def test_a_dip_of_gradients_that_recover_is_stable():
 
 
 def test_nine_updates_are_too_few_for_a_verdict():
-    """Five at the start are compared with five at the end."""
+    """A verdict compares five updates at the start with five at the end."""
     verdict = judge(training_of(updates=9))
 
     assert verdict.kind == UNKNOWN
@@ -161,7 +161,7 @@ def test_vanishing_gradients_decide_the_verdict(case):
 
 
 def test_gradients_that_fade_slowly_over_many_layers_are_stable():
-    """By 8% from layer to layer: over 40 layers they are uneven, but for no more than the depth."""
+    """The gradients fade by 8% from layer to layer. Over 40 layers they are uneven, but no more than by the depth."""
     norms = tuple(0.92**layer for layer in range(40, 0, -1))
 
     assert min(norms) / max(norms) < 0.1  # an evenness that is a risk over three layers
@@ -180,7 +180,7 @@ def test_numbers_that_are_not_finite_are_divergence():
 
 
 def test_a_loss_of_batches_without_targets_is_no_divergence():
-    """Their mean loss is 0 / 0, and their gradients are zero; the trainer goes on with the next update."""
+    """Without targets the mean loss is 0 / 0, and gradients are zero. The trainer goes on with the next update."""
     rows = [observed(update) for update in range(UPDATES)]
     rows[12] = observed(12, decoder=(0.0, 0.0, 0.0), loss=math.nan)
 
@@ -257,7 +257,7 @@ def test_headroom_is_how_far_the_largest_numbers_are_from_fp16s():
 FLAGS = (*TRAIN_FLAGS, "--arch", "deepnet_transformer_tiny", "--dropout", "0")
 PEAK_OF_FLAGS = 2e-3  # --lr in TRAIN_FLAGS
 BEGINNING_OF_FLAGS = 1e-7  # --warmup-init-lr there
-# reaches its peak learning rate at update 20, within the updates that a check makes by default
+# flags of a training that reaches its peak learning rate at update 20, within the updates of a check by default
 EIGHTEEN_LAYERS = ("--encoder-layers", "18", "--decoder-layers", "18", "--lr", "1e-3", "--warmup-updates", "20")
 UNSTABLE = 3  # exit status
 
@@ -287,7 +287,7 @@ def working_folder(tmp_path, monkeypatch):
 
 @pytest.mark.smoke
 def test_deepnorm_is_stable_at_a_rate_where_post_ln_is_not(data, capsys, working_folder):
-    """At 18L-18L and the peak learning rate; no file is left."""
+    """The models are 18L-18L, and reach their peak learning rate. The check leaves no file."""
     check(data, *EIGHTEEN_LAYERS)
 
     printed = capsys.readouterr().out
@@ -372,7 +372,7 @@ def test_a_check_has_the_losses_of_the_training(data, report_of_ten_updates):
 
 
 def test_a_compressed_warmup_reaches_the_peak_and_falls_from_it(data, capsys):
-    """By the inverse square root of the updates, as after a warm-up of 4 updates."""
+    """The rate falls by the inverse square root of the updates, as after a warm-up of 4 updates."""
     check(data, "--json", "--updates", "10", "--compress-warmup", "4")
 
     rates = rates_of(json_report(capsys.readouterr().out))
@@ -381,7 +381,7 @@ def test_a_compressed_warmup_reaches_the_peak_and_falls_from_it(data, capsys):
 
 
 def test_a_check_too_short_for_its_warmup_names_the_updates_it_takes(data, capsys):
-    """Twice the compressed warm-up."""
+    """A check takes twice the compressed warm-up, here 2 * 25 updates."""
     check(data, "--warmup-updates", "50", "--updates", "10", "--compress-warmup", "25")
 
     assert "--updates 50" in capsys.readouterr().out
@@ -389,7 +389,7 @@ def test_a_check_too_short_for_its_warmup_names_the_updates_it_takes(data, capsy
 
 @pytest.mark.parametrize("kind", [LOSS, GRADIENTS])
 def test_a_failed_update_has_its_number_and_its_learning_rate(kind, data, monkeypatch):
-    """It is the third, in front of which two updates are made."""
+    """The third update fails. Updates are counted from 0, so its number is 2."""
     break_third_update(kind, monkeypatch)
 
     short_training = train_briefly(

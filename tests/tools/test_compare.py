@@ -143,7 +143,7 @@ LOSSES = {  # --lr and --seed of a DeepNorm training -> its held-out loss; the l
     ("1e-3", "1"): 3.0,
     ("1e-3", "2"): 4.0,
     ("2e-3", "1"): 1.0,
-    ("2e-3", "2"): None,  # stuck, so that the rate of the lowest loss is no candidate
+    ("2e-3", "2"): None,  # stuck, so that 2e-3, the rate of the lowest loss, is no candidate
 }
 
 
@@ -232,7 +232,7 @@ def test_every_training_of_a_grid_is_recorded(finished_grid):
 
 
 def test_finished_trainings_are_not_repeated(finished_grid):
-    """Both calls together train each once."""
+    """The grid was asked for twice, and each of its trainings ran once."""
     assert finished_grid.programs.names.count("train") == TRAININGS_OF_GRID
 
 
@@ -255,7 +255,7 @@ def test_a_plot_has_the_format_of_its_name(finished_grid):
 
 
 def test_only_the_last_checkpoints_are_kept(finished_grid):
-    """Of the two that TRAIN writes, checkpoint_best.pt is removed."""
+    """TRAIN writes two checkpoints, of which checkpoint_best.pt is removed."""
     assert not list(finished_grid.out.rglob("checkpoint_best.pt"))
     assert len(list(finished_grid.out.rglob("checkpoint_last.pt"))) == TRAININGS_OF_GRID
 
@@ -342,7 +342,7 @@ def test_losses_have_a_panel_however_low_they_are_and_bleu_below_2_has_none(pair
     ],
 )
 def test_a_warmup_is_a_sixth_of_the_updates_unless_adam_needs_more(updates, beta2, expected, tmp_path):
-    """Adam's second moments need 2 / (1 - beta2) updates (Ma and Yarats 2021); a half at most is given to them."""
+    """Adam's second moments need 2 / (1 - beta2) updates (Ma and Yarats 2021). They get half of all at most."""
     grid = grid_of(tmp_path, updates=updates, flags=("--adam-betas", f"(0.9, {beta2})"))
 
     warmup, note = grid.warmup_updates()
@@ -520,7 +520,7 @@ time.sleep(60)"""
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_running_training_first(pair_data, monkeypatch, sent, default_sigint):
-    """And does not count it as trained: its folder gets no file of that name."""
+    """The training does not count as trained: its folder has no file `trained`."""
     file = pair_data.parent / "signal"
     training = INTERRUPTING.format(file=str(file), signal_to_parent=sent)
     monkeypatch.setattr(compare, "fairseq_command", lambda *_: [sys.executable, "-c", training])
@@ -529,7 +529,7 @@ def test_a_signal_ends_the_running_training_first(pair_data, monkeypatch, sent, 
     with pytest.raises(SystemExit) as ended:
         main(compare_words(pair_data))
 
-    assert file.read_text() == str(int(signal.SIGTERM))  # the training ends by this one, whichever the command got
+    assert file.read_text() == str(int(signal.SIGTERM))  # SIGTERM ends the training, whichever signal the command got
     assert ended.value.code == 128 + sent  # as a shell reports it
     assert signal.getsignal(sent) is handler_before
     assert not list(pair_data.parent.rglob("trained"))
@@ -551,7 +551,7 @@ def test_an_option_of_a_method_goes_to_its_trainings_alone(option, programs, pai
 
 
 def test_a_recorded_command_has_no_options_of_other_methods(programs, pair_data, run_folder):
-    """It trains that method alone, and would be refused with them."""
+    """A recorded command trains one method alone, and would be refused with options of another."""
     main(compare_words(pair_data, "--jobs", "1", "--dlcl-window", "2", methods="dlcl,deepnorm"))
 
     assert "--dlcl-window" not in RecordedRun(run_folder).command
@@ -593,7 +593,7 @@ def test_a_folder_without_data_of_a_language_pair_is_named(programs, tmp_path):
 
 
 def quickstart_words(data: Path, methods: str) -> list[str]:
-    """Return the words of a quickstart into the folder that the data are in; it takes these for the data it makes."""
+    """Return the words of a quickstart into the folder of the data, which it takes for those that it makes."""
     flags = ("--depth", "2", "--updates", "100", "--seed", "3", "--out", str(data.parent))
     return ["quickstart", *flags, "--methods", methods]
 

@@ -27,7 +27,7 @@ SLURM_JOB = "sbatch <<"  # how a dry run begins a job that is submitted
 QUICK = (  # cases that the default suite runs
     "admin_iwslt14-smoke", "figure3-torchrun", "table3_m2m-smoke", "later_methods-variables17",
 )  # fmt: skip
-# without those whose files `python -m tests.golden.dry_runs` has yet to write
+# cases whose files `python -m tests.golden.dry_runs` has yet to write are left out
 CASES = [case for case in cases() if file_of(case).exists()]
 PARAMETERS = []
 for one_case in CASES:
@@ -95,7 +95,7 @@ def commands(text: str) -> dict[Subject, Command]:
     """Return the commands that a dry run prints, by their subjects."""
     found = {}
     for line in output(text.replace("OUT", OUT)):
-        line = line.replace("scripts/inverted_gain", "examples/inverted_gain")  # it has moved
+        line = line.replace("scripts/inverted_gain", "examples/inverted_gain")  # the folder has moved
         words = [word for word in shlex.split(line) if word != "!"]  # which marks a row that does not fit
         if ">" in words:  # where the output goes, which bash did not print
             words = words[: words.index(">")]
@@ -120,7 +120,7 @@ def same_flags(old: dict[str, list[str]], new: dict[str, list[str]]) -> bool:
 
 
 def assert_same_plan(case: Case, before: str, now: str) -> None:
-    """Check that a plan is printed as before, its rows in any order: Figure 3 has them in another one."""
+    """Check that a plan is printed as before, its rows in any order: Figure 3 now has another order."""
     if case.script == "normformer_lm":  # its three experiments have a plan each, where bash had one for all
         assert rows_of_plan(now)
         assert rows_of_plan(now) == rows_of_plan(before)
@@ -145,7 +145,7 @@ def assert_same_commands(before: str, now: str) -> None:
 
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_a_dry_run_is_that_of_the_bash_engine(case):
-    """A refusal stays one, a plan its text, and commands are the same, but for the text of a job of SLURM."""
+    """A refusal stays a refusal, a plan keeps its text, and commands are the same, but for the text of a SLURM job."""
     before = golden(case)
     if case.script in ("later_methods", "inverted_gain"):
         # their text lies in another folder, because NormFormer's text has that name

@@ -51,7 +51,7 @@ def run_of_earlier_version(tmp_path):
 
 
 def test_a_killed_run_of_an_earlier_version_is_trained_to_its_end(run_of_earlier_version, tmp_path):
-    """It goes on behind the last save, with update 25, has the recorded losses, and is scored."""
+    """The run goes on behind its last save, with update 25, has the recorded losses, and is scored."""
     run = run_of_earlier_version
     log_of_killed = (run / "train.log").read_text()
 

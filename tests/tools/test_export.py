@@ -42,7 +42,7 @@ ROUNDING = 1e-4  # most that two log-probabilities may differ by rounding in flo
 def data(tmp_path_factory):
     """Provide a folder of binarised data, with spm.model and 104 sentence pairs of test text; text/ beside it is plain.
 
-    It takes the place of conftest's, whose test set is smaller.
+    The fixture takes the place of conftest's `data`, whose test set is smaller.
     """
     return make_data(tmp_path_factory.mktemp("export"), {"train": 400, "valid": 20, "test": SENTENCES})
 
@@ -51,7 +51,7 @@ def data(tmp_path_factory):
 def checkpoint(data, tmp_path_factory):
     """Provide a checkpoint of fairseq-train whose 2L-2L DeepNorm model was then trained to copy.
 
-    So it has learnt something to translate with, and reads from the source.
+    A model that copies reads its source, and translates different sentences differently.
     """
     path = tmp_path_factory.mktemp("deepnorm") / "checkpoint_last.pt"
     run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--max-update", "1", "--save-dir", path.parent)
@@ -128,7 +128,7 @@ def test_stock_fairseq_generates_the_same_translations(data, checkpoint, plain_c
 
 
 def test_the_file_for_stock_fairseq_is_plain_data(plain_checkpoint):
-    """It holds no classes, of which weights_only would refuse to load those that are not torch's."""
+    """The file holds no classes. weights_only would refuse to load those that are not torch's."""
     state = torch.load(plain_checkpoint, weights_only=True)
 
     assert state["args"] is None
@@ -142,7 +142,7 @@ def test_the_file_for_stock_fairseq_has_no_state_of_the_optimiser(checkpoint, pl
 
 
 def test_the_file_for_stock_fairseq_has_the_parameters_of_its_transformer(plain_checkpoint):
-    """And none of a method's, such as DeepNorm's alpha."""
+    """The file has no parameter of a method, such as DeepNorm's alpha."""
     transformer = stock(archs.MODEL_NAME, layers=2, share_all_embeddings=True)
 
     assert torch.load(plain_checkpoint)["model"].keys() == transformer.state_dict().keys()
@@ -227,7 +227,7 @@ def test_the_example_in_an_exports_readme_computes_with_one_thread(ctranslate2_f
 
 
 def test_a_narrow_export_is_compared_with_one_thread(checkpoint, threads_of_models, monkeypatch, tmp_path):
-    """Its scores of tokens, then its translations; where the environment does not say how many threads."""
+    """The model is loaded to compare scores, and again for translations. No variable says how many threads."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -286,7 +286,7 @@ def test_transformers_gives_the_same_translations(data, fairseqs_search, hub_fol
 
 
 def test_an_exports_readme_says_what_the_model_is(hub_folder):
-    """Method, layers of encoder and decoder, and languages, also in the form that the Hub reads."""
+    """The README has method, layers of encoder and decoder, and languages, also in the form that the Hub reads."""
     card = (hub_folder / "README.md").read_text()
 
     assert "`deepnorm`" in card
@@ -318,7 +318,7 @@ def test_an_export_names_no_path_of_the_machine(checkpoint, hub_folder):
 
 
 def test_an_export_for_greedy_search_has_no_length_penalty(checkpoint, tmp_path):
-    """transformers refuses one with a single beam."""
+    """transformers refuses a length penalty with a single beam."""
     export(checkpoint, "--to", "huggingface", "--out", tmp_path / "hub", "--beam", "1", "--lenpen", "0.6")
 
     search = json.loads((tmp_path / "hub" / "generation_config.json").read_text())
@@ -330,7 +330,7 @@ def test_an_export_for_greedy_search_has_no_length_penalty(checkpoint, tmp_path)
 def start_with_tables(data, folder, source: int, target: int):
     """Write a checkpoint of a model with learned positions for `source` and `target` tokens; return its path.
 
-    Its weights are initial ones, with which it repeats pieces until it has no more positions.
+    The model has initial weights, with which it repeats pieces until it has no more positions.
     """
     path = folder / "run" / "checkpoint_last.pt"
     tables = ("--encoder-learned-pos", "--decoder-learned-pos", "--max-source-positions", source)
@@ -338,7 +338,7 @@ def start_with_tables(data, folder, source: int, target: int):
     return path
 
 
-SHORT_LINES = 8  # which a table of 40 positions holds
+SHORT_LINES = 8  # lines, each of which has a position for every piece in a table of TABLE
 TABLE = 40
 
 
@@ -350,7 +350,7 @@ def short_lines(data) -> list[str]:
 
 @pytest.mark.parametrize(("source", "target"), [(TABLE, TABLE), (TABLE + 20, TABLE), (TABLE, TABLE - 10)])
 def test_translations_by_a_table_of_positions_are_as_long_in_transformers(source, target, data, tmp_path):
-    """They take all positions of the decoder."""
+    """The translations take all positions of the decoder."""
     path = start_with_tables(data, tmp_path, source, target)
     lines = short_lines(data)
 
@@ -362,7 +362,7 @@ def test_translations_by_a_table_of_positions_are_as_long_in_transformers(source
 
 
 def test_an_export_whose_tables_are_of_two_lengths_says_the_smaller_one(data, tmp_path):
-    """FSMT has one limit for both; beyond it, it would go on with positions that the model has not learned."""
+    """FSMT has one limit for both. Beyond the smaller table it would use positions that the model has not learned."""
     path = start_with_tables(data, tmp_path, TABLE + 20, TABLE)
     line = " ".join(short_lines(data))
 
@@ -376,7 +376,7 @@ def test_an_export_whose_tables_are_of_two_lengths_says_the_smaller_one(data, tm
 # refusals
 
 
-# name of a mistake -> words of the command behind the checkpoint, and what the refusal names
+# name of a mistake -> words of the command behind the checkpoint, and what the refusal names;
 # {new}: a path that does not exist; {text}: a folder with files
 REFUSED = {
     "quantized transformer": ("--to transformer --quantization int8 --out {new}", ["--quantization"]),
@@ -403,7 +403,7 @@ def test_a_wrong_export_is_refused_and_no_file_is_written_or_lost(mistake, data,
 
 
 def test_a_stock_model_has_nothing_to_export(plain_checkpoint, tmp_path):
-    """It is exported already."""
+    """The checkpoint of a stock model is an export already."""
     words = ("export", plain_checkpoint, "--to", "transformer", "--out", tmp_path / "out")
 
     assert_refused(f"{plain_checkpoint}: ", *words)

@@ -20,8 +20,8 @@ from ..support.lm_trainings import train_language_model
 from ..support.plain_text import VOCAB, make_texts, prepare  # noqa: F401
 
 EVAL = ("--cpu", "--gen-subset", "test", "--sample-break-mode", "eos", "--user-dir", USER_DIR)  # one line at a time
-# A Post-LN whose embedding is multiplied by sqrt(width), and a Pre-LN without that: only then one matrix of
-# transformers' model embeds and predicts.
+# A Post-LN whose embedding is multiplied by sqrt(width), and a Pre-LN without that factor. Only without the factor one
+# matrix of transformers' model embeds and predicts.
 METHODS = {"deepnorm": (), "pre_ln": ("--no-scale-embedding",)}
 BOS = 0  # number of <s>; that of </s>, EOS, begins fairseq's blocks of text unless --add-bos-token is given
 
@@ -55,7 +55,7 @@ class Exported(NamedTuple):
 def exported(request, binarised_data, tmp_path_factory) -> Exported:
     """Provide a causal 2L model of each of METHODS, after 20 updates.
 
-    It has positions for 160 tokens, enough for the longest line of the test text.
+    The model has positions for 160 tokens, enough for the longest line of the test text.
     """
     folder = tmp_path_factory.mktemp(request.param) / "save"
     flags = ("--method", request.param, *METHODS[request.param], "--tokens-per-sample", 160, "--max-update", 20)
@@ -133,11 +133,11 @@ def test_lm_evaluation_harness_finds_an_exports_perplexity(measured_by_fairseq, 
 def test_lm_evaluation_harness_finds_a_checkpoints_perplexity(
     binarised_data, exported, measured_by_fairseq, lines_of_test_text, tmp_path
 ):
-    """By the model that results/zero_shot.py makes of a checkpoint."""
+    """The harness measures the model that results/zero_shot.py makes of a checkpoint."""
     pytest.importorskip("lm_eval", reason="pip install 'lm_eval[hf]'")
     (tmp_path / "hub").mkdir()
     model = harness_model(str(exported.checkpoint), tmp_path / "hub", str(binarised_data))
-    model.add_bos_token = False  # rolling windows begin with it already
+    model.add_bos_token = False  # rolling windows begin with this symbol already
     model.tokenizer.add_bos_token = False
 
     bits = harness_bits(model, lines_of_test_text, tmp_path)
@@ -175,7 +175,7 @@ def test_generate_continues_prompts_as_the_logits_say(exported, texts):
 
 
 def test_a_prompt_begins_with_the_symbol_that_begins_fairseqs_blocks(exported):
-    """</s>, without --add-bos-token, in the tokenizer and in generate() of no prompt."""
+    """Without --add-bos-token the symbol is </s>, in the tokenizer and in generate() without a prompt."""
     tokenizer, model = loaded_by_transformers(exported.hub)
 
     assert tokenizer("a")["input_ids"][0] == EOS

@@ -114,12 +114,12 @@ def first_token(request) -> int:
 @pytest.fixture
 def fast_tokenizer(first_token, segmenter, dictionary, hub, tmp_path):
     """Provide the tokenizer that is written for a language model, as transformers loads it."""
-    no_data = str(tmp_path)  # where it would be compared with binarised sentences
+    no_data = str(tmp_path)  # without binarised sentences, with which it would be compared
     return write_tokenizer(transformers, hub, causal_port(first_token), segmenter, dictionary, no_data)
 
 
 def test_a_fast_tokenizer_cuts_as_fairseq_does(fast_tokenizer, first_token, segmenter, dictionary, sentences):
-    """Repeated blanks, unknown letters and normalised signs included; `deepnet prepare lm` strips lines as here."""
+    """The lines have repeated blanks, unknown letters and normalised signs. `deepnet prepare lm` strips lines, too."""
     lines = [*sentences, *(line.strip() for line in HARD_LINES)]
     expected = [[first_token, *fairseq_numbers(segmenter, dictionary, line)] for line in lines]
 
@@ -141,7 +141,7 @@ def test_a_fast_tokenizer_joins_two_texts_behind_one_beginning(
 
 
 def test_a_fast_tokenizer_decodes_to_the_text(fast_tokenizer, segmenter, dictionary, sentences):
-    """Where it has no <unk>, of which the letter is lost."""
+    """Lines with an <unk> are left out, because its letter is lost."""
     known = [line for line in sentences if UNK not in fairseq_numbers(segmenter, dictionary, line)]
     assert len(known) > 20
 
@@ -151,7 +151,7 @@ def test_a_fast_tokenizer_decodes_to_the_text(fast_tokenizer, segmenter, diction
 
 
 def test_a_fast_tokenizer_has_fairseqs_special_symbols_and_size(fast_tokenizer, first_token, dictionary):
-    """Padding is on the left, as generate() needs it: it goes on behind the last token."""
+    """Padding is on the left, as generate() needs it, which goes on behind the last token."""
     assert fast_tokenizer.is_fast
     assert fast_tokenizer.bos_token_id == first_token
     assert fast_tokenizer.pad_token_id == PAD
@@ -184,14 +184,17 @@ def spm_segmenter(sentences, tmp_path):
 
 @pytest.fixture
 def incomplete_dictionary(spm_segmenter) -> Dictionary:
-    """Provide a dictionary that lacks five pieces of that model."""
+    """Provide a dictionary that lacks five pieces of the SentencePiece model."""
     complete = dictionary_of_all_pieces(spm_segmenter).symbols
     return dictionary_with(complete[SPECIALS:-6])  # the last of the six is the filler, and no piece
 
 
 @pytest.fixture
 def translation_tokenizer(spm_segmenter, incomplete_dictionary, hub, tmp_path):
-    """Provide the tokenizer that is written for a translation model of this dictionary, as transformers loads it."""
+    """Provide the tokenizer that is written for a translation model, as transformers loads it.
+
+    The model has the incomplete dictionary.
+    """
     transformers.FSMTConfig().save_pretrained(hub)  # an AutoTokenizer reads the model's config
     text = translation_text("sentencepiece", tmp_path / "spm.model", incomplete_dictionary, incomplete_dictionary)
     write_translation_tokenizer(transformers, hub, TRANSLATOR, text)
@@ -272,7 +275,7 @@ def test_text_that_subword_nmt_cuts_is_refused(dictionary, tmp_path):
 
 
 def test_text_that_comes_cut_is_refused(dictionary, tmp_path):
-    """And is not taken for the other kind of text without a tokenizer, subword-nmt's."""
+    """The refusal does not name subword-nmt, whose text is the other kind without a tokenizer."""
     text = translation_text("none", None, dictionary, dictionary)
 
     with refused("--to huggingface") as caught:
@@ -346,7 +349,7 @@ def test_moses_tokens_of_data_without_a_recipe_are_plain(tmp_path):
 
 @pytest.mark.parametrize("data", ["{folder}/bin", "{folder}/bin/shard00:{folder}/bin/shard01"])
 def test_a_recipe_beside_data_or_shards_says_how_moses_tokens_were_made(data, tmp_path):
-    """IWSLT'14's are of text in lower case."""
+    """The tokens of IWSLT'14 are of text in lower case."""
     (tmp_path / "bin" / "shard00").mkdir(parents=True)
     (tmp_path / "recipe.json").write_text(json.dumps({"recipe": "iwslt14_de_en"}))
 

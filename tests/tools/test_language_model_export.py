@@ -42,7 +42,7 @@ def checkpoint_of_two_updates(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def taught_checkpoint(checkpoint_of_two_updates, data):
-    """Provide that checkpoint after its model was trained on the text, so that it continues it in a way of its own."""
+    """Provide a checkpoint whose model was trained on the text, so that it continues prompts in different ways."""
     state = torch.load(checkpoint_of_two_updates)
     model, _ = from_checkpoint(str(checkpoint_of_two_updates))
     text = padded_lines(data, "train")
@@ -77,8 +77,8 @@ def padded_lines(data, split: str):
 def write_with_other_flags(checkpoint, path, task: dict | None = None, predicted: int = SYMBOLS, **fields):
     """Write the checkpoint that the run would have begun with, had its flags been others; return `path`.
 
-    Its parameters are new, with noise on them. task, fields: entries of the config's sections "task" and "model" that
-    differ; predicted: number of symbols that the model predicts.
+    The new checkpoint's parameters are drawn anew, with noise on them. task, fields: entries of the config's sections
+    "task" and "model" that differ; predicted: number of symbols that the model predicts.
     """
     state = torch.load(checkpoint)
     config = state["cfg"]["model"] | fields
@@ -98,7 +98,7 @@ def loaded_by_fairseq(path):
 
 
 def assert_scores_of_checkpoint(checkpoint, model, data) -> None:
-    """Check that a model gives the scores of a checkpoint's own for the validation text, padding aside."""
+    """Check that a model gives the validation text the scores that a checkpoint's model gives it, padding aside."""
     model_of_checkpoint, _ = from_checkpoint(str(checkpoint))
     tokens = padded_lines(data, "valid")
 
@@ -124,7 +124,7 @@ def test_stock_fairseq_finds_the_same_perplexity(data, taught_checkpoint, tmp_pa
     stock = perplexity_by_fairseq(data, tmp_path / "plain.pt")
 
     assert stock == ours
-    assert 1 < float(ours) < WORDS / 3  # the model has learnt from the text; who guesses has a perplexity of WORDS
+    assert 1 < float(ours) < WORDS / 3  # the model has learnt from the text: a guess has a perplexity of WORDS
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ LONGEST = 24  # tokens of a text, prompt included
 
 
 def test_in_ctranslate2_a_pre_ln_has_the_same_scores(pre_ln_checkpoint, tmp_path):
-    """The command compares them, and prints the largest difference."""
+    """`deepnet export` compares the scores with the checkpoint's, and prints the largest difference."""
     output = export(pre_ln_checkpoint, "--to", "ctranslate2", "--out", tmp_path / "ct2")
 
     assert reported_difference(output) < ROUNDING
@@ -209,7 +209,7 @@ def test_ctranslate2_continues_prompts_with_the_same_words(data, taught_checkpoi
     # at the limit of length, fairseq forces an end of sentence, and CTranslate2 stops without one
     compared = LONGEST - PROMPT
     assert [row[:compared] for row in theirs] == [row[:compared] for row in ours]
-    assert len({tuple(row) for row in ours}) > 20  # were all alike, equal ones would say little
+    assert len({tuple(row) for row in ours}) > 20  # were all texts alike, equal ones would say little
 
 
 def test_ctranslate2_begins_with_s_where_the_training_did(checkpoint_of_two_updates, tmp_path):
@@ -225,7 +225,7 @@ def test_ctranslate2_begins_with_s_where_the_training_did(checkpoint_of_two_upda
 
 
 def test_a_masked_model_is_refused_for_ctranslate2(masked_checkpoint, tmp_path):
-    """It becomes fairseq's roberta, which CTranslate2 does not convert."""
+    """A masked model becomes fairseq's roberta, which CTranslate2 does not convert."""
     line = refusal("export", masked_checkpoint, "--to", "ctranslate2", "--out", tmp_path / "out")
 
     assert "--to ctranslate2: " in line
@@ -234,7 +234,7 @@ def test_a_masked_model_is_refused_for_ctranslate2(masked_checkpoint, tmp_path):
 
 
 def test_data_of_another_dictionary_are_refused(checkpoint_of_two_updates, tmp_path):
-    """Both sizes are named: of the dictionary beside the data of the run, and of the model."""
+    """The refusal names both sizes: that of the dictionary beside the run's data, and that of the model."""
     fewer = {"predicted": 24, "share_decoder_input_output_embed": False}
     path = write_with_other_flags(checkpoint_of_two_updates, tmp_path / "other.pt", **fewer)
 

@@ -16,7 +16,7 @@ from ..support.diverging import Training
 from ..support.errors import refusal
 from ..support.lm_trainings import FLAGS, KINDS, make_text
 
-STACK = {"causal": "decoder", "masked": "encoder"}  # the only one of a model
+STACK = {"causal": "decoder", "masked": "encoder"}  # the only stack of a model
 MISSING_STACK = {"causal": "encoder", "masked": "decoder"}
 
 
@@ -28,7 +28,7 @@ def binarised_text(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_divergence_is_found_in_its_layer(binarised_text, tmp_path, kind):
-    """In the forward pass through the feed-forward branch of the second of two layers, at the first update."""
+    """The message names the first update, and the forward pass through the feed-forward branch of the second layer."""
     training = Training(binarised_text, tmp_path, *KINDS[kind], common=FLAGS)
     last_layer = training.model.stacks()[STACK[kind]].layers[-1]
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_check_has_all_numbers_of_a_language_model_and_a_verdict(checked):
 
 
 def test_check_names_the_models_that_it_is_for(binarised_text):
-    """fairseq's transformer_lm is none of them."""
+    """fairseq's transformer_lm is none of the models that `deepnet check` is for."""
     line = refusal("check", binarised_text, "--task", "language_modeling", "--arch", "transformer_lm", *FLAGS)
 
     assert "--arch transformer_lm: " in line

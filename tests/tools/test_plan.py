@@ -26,7 +26,7 @@ from ..support.planned import PlannedTraining
 MT = archs.MODEL_NAME
 LM = archs.LM
 MASKED = archs.MASKED_LM
-LARGE_VOCABULARY = "--vocab 3000"  # of which the logits are the peak
+LARGE_VOCABULARY = "--vocab 3000"  # with so many symbols the logits are the peak of memory
 
 
 def small_setting(model: str, flags: str = "", layers: int | None = None, max_tokens: int = 160) -> Setting:
@@ -74,7 +74,7 @@ COUNTED += [
 
 @pytest.mark.parametrize(("model", "flags"), COUNTED)
 def test_the_planned_number_of_parameters_is_the_built_models(model, flags):
-    """In total and of trained ones, which get gradients."""
+    """The total and the trained parameters, which get gradients, are both counted."""
     setting = small_setting(model, flags)
     parameters = list(build_without_memory(setting).parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -176,7 +176,7 @@ def largest_allocation(function) -> int:
 
 @pytest.mark.parametrize(("model", "flags"), TRAININGS)
 def test_the_planned_peak_is_the_memory_that_torch_allocates(model, flags):
-    """In an update of fairseq's Trainer, beyond weights and optimiser state, within 4%."""
+    """An update of fairseq's Trainer allocates the peak, less weights and optimiser state, within 4%."""
     setting = small_setting(model, flags, layers=9, max_tokens=1600)
     training = PlannedTraining(setting)
     for _ in range(2):  # Adam's moments exist from the second update on
@@ -217,7 +217,7 @@ def test_the_plan_of_a_deep_model_is_the_line_through_shallow_ones(method, monke
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("criterion", ["label_smoothed_cross_entropy", LABEL_SMOOTHED])
 def test_the_batch_that_is_chosen_has_the_memory_of_a_batch_of_its_size(criterion, device):
-    """Each size is not traced for itself, but extrapolated; a loss in chunks grows no further than a chunk does."""
+    """The memory of a size is extrapolated from two small batches; only a loss in chunks is traced for each size."""
     flags = f"--vocab 40000 --fp16 --criterion {criterion}"
     setting = replace(small_setting(MT, flags, max_tokens=8000), device=device, gpu_memory=80 * GIB)
 
@@ -311,12 +311,12 @@ def test_cuda_graphs_take_memory_by_shape_and_one_set_of_gradients():
 
 
 def test_cuda_graphs_take_nothing_where_layers_with_dropout_are_recomputed():
-    """The training goes on without graphs there."""
+    """A training that recomputes layers with dropout goes on without graphs."""
     assert memory_with_graphs(8, "--checkpoint-activations", "--dropout=0.1").graphs == 0
 
 
 def test_graphs_of_layers_that_are_recomputed_have_more_kernels():
-    """A graph holds the kernels of the layers' forward pass twice, which are more than a fifth of all."""
+    """With recomputation a graph has the kernels of the forward pass twice, which are more than a fifth of all."""
     kept = memory_with_graphs(8, "--dropout=0")
     recomputed = memory_with_graphs(8, "--dropout=0", "--checkpoint-activations")
 

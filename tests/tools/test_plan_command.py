@@ -71,7 +71,7 @@ def test_only_the_last_recommended_step_fits(flags):
 
 
 def test_a_step_that_fits_is_recommended_however_little_it_saves():
-    """Of 2,000 symbols the logits are so small that their loss in chunks saves less than 1%.
+    """With 2,000 symbols the logits are so small that a loss in chunks saves less than 1%.
 
     Steps that save so little are left out if they do not fit.
     """
@@ -88,7 +88,7 @@ def test_a_step_that_fits_is_recommended_however_little_it_saves():
 
 @pytest.mark.parametrize("flags", [ENOUGH, *SCARCE])
 def test_the_flags_of_the_last_recommended_step_give_its_memory(flags):
-    """But for the number of GPUs, which depends on how a training is launched, and is no flag of fairseq-train."""
+    """The number of GPUs is added: it depends on how a training is launched, and is no flag of fairseq-train."""
     last = recommended(flags)[-1]
 
     setting = parse_setting([*flags.split(), *last.flags.split(), "--gpus", str(last.setting.gpus)])
@@ -110,9 +110,9 @@ def test_a_loss_in_chunks_is_recommended_but_for_masked_models(flags):
 @pytest.mark.parametrize(
     ("gib", "steps"),
     [
-        (80, ["as given"]),  # 41.1 GiB of 72
-        (44, ["as given", "loss in chunks"]),  # 39.1 GiB of 39.6
-        (33, ["as given", "loss in chunks, batches of 4,096 tokens x 2"]),  # 27.7 GiB of 29.7
+        (80, ["as given"]),  # needs 41.1 GiB of the 72 that may be used
+        (44, ["as given", "loss in chunks"]),  # needs 39.1 of 39.6
+        (33, ["as given", "loss in chunks, batches of 4,096 tokens x 2"]),  # needs 27.7 of 29.7
     ],
 )
 def test_the_recommended_steps_depend_on_the_memory(gib, steps):
@@ -202,7 +202,7 @@ MISTAKES = [  # flags, and what the refusal names
     # values
     ("--arch deepnet_transformer_100_10", ["--arch deepnet_transformer_100_10: "]),
     ("--method deep", ["--method deep: "]),
-    (f"--max-tokens {TOO_MANY}", [f"--max-tokens {TOO_MANY}: ", "100,000,000"]),  # the largest number
+    (f"--max-tokens {TOO_MANY}", [f"--max-tokens {TOO_MANY}: ", "100,000,000"]),  # the largest that is accepted
     ("--gpu-memory nan", ["--gpu-memory nan: "]),
     ("--flops nan", ["--flops nan: "]),
     ("--flops 9 --epochs 1 --corpus-tokens 0", ["--corpus-tokens 0: "]),
@@ -319,7 +319,7 @@ def test_a_row_has_its_parameters_batch_recomputation_memory_and_updates(summary
 
 
 def test_the_updates_of_a_row_with_epochs_are_those_of_its_corpus(summary):
-    """Ten epochs of 500 updates."""
+    """The row has ten epochs of 500 updates."""
     assert cells_of("by-epochs", summary)["updates"] == "5,000"
 
 
@@ -329,7 +329,7 @@ def test_a_row_that_is_done_says_so(summary):
 
 
 def test_the_hours_of_rows_are_summed_up(summary, plan_of_both):
-    """Those that are not done, and run side by side."""
+    """The sum has the rows that are not done, which run side by side."""
     hours = plan_of_both["speed"]["hours"] / SIDE_BY_SIDE
 
     assert f"{SIDE_BY_SIDE} at a time: {hours:.2g} hours" in summary
@@ -350,13 +350,13 @@ def test_one_row_takes_its_own_hours_however_many_could_be_trained_at_a_time(tmp
 def test_the_bytes_of_rows_are_summed_up(summary, plan_of_both):
     """In fp16 a parameter takes 2 bytes in a file of weights, and 14 in a whole checkpoint.
 
-    These are the weight in fp16 and in float32, and Adam's two moments in float32: 2 + 4 + 8.
+    The 14 bytes are the weight in fp16 and in float32, and Adam's two moments in float32: 2 + 4 + 8.
     """
     parameters = plan_of_both["parameters"]["total"]
     weights = 2 * parameters
     checkpoint = 14 * parameters
-    in_the_end = (1 + 2 + 1) * weights  # files that stay: of by-updates, of by-epochs (--kept 2), and of the one done
-    # at a time: the last two checkpoints, the one being written, and the averaged model
+    in_the_end = (1 + 2 + 1) * weights  # files that stay: 1 of by-updates, 2 of by-epochs (--kept 2), 1 of "over"
+    # a running training has its last two checkpoints, the one being written, and the averaged model
     while_one_trains = 3 * checkpoint + weights
     epoch_files = 3 * weights  # by-epochs keeps the weights of epochs 3, 4 and 5
 
@@ -448,7 +448,7 @@ def test_the_plan_of_rows_has_lines_of_at_most_100_characters(choice):
 
 @pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice.flags != DOES_NOT_FIT], ids=str)
 def test_chosen_flags_need_the_memory_that_is_printed(choice):
-    """It is extrapolated from two small batches, by a line; here the batch itself is planned."""
+    """The printed memory is extrapolated from two small batches, by a line; here the batch itself is planned."""
     words = TABLE1_ROW.replace("--distributed-world-size", "--gpus").split()
     peak = memory(parse_setting([*words, *choice.flags.split()])).peak / GIB
 

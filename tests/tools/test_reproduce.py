@@ -76,7 +76,7 @@ def test_the_facts_of_a_row_are_those_of_its_flags(name):
     for row in experiments.read_experiment(name).rows(world=1):
         assert row.flags["method"] == row.method
         for stack in ("encoder", "decoder"):
-            if f"{stack}-layers" in row.flags:  # else the architecture's
+            if f"{stack}-layers" in row.flags:  # otherwise the architecture has the number
                 assert row.facts[f"{stack}_layers"] == row.flags[f"{stack}-layers"]
 
 
@@ -161,7 +161,7 @@ def test_a_recipe_has_values_of_its_own():
     ],
 )
 def test_an_update_has_the_papers_tokens_on_any_number_of_gpus(name, row_name, tokens, world):
-    """Tokens: of a GPU's batch in the paper, times the number of such batches."""
+    """tokens: those of a GPU's batch in the paper, times the number of such batches."""
     (row,) = [row for row in experiments.read_experiment(name).rows(world) if row.name == row_name]
 
     assert row.paper_tokens == tokens
@@ -196,7 +196,7 @@ def test_numbers_are_printed_as_papers_print_them(value, printed):
     ],
 )
 def test_a_command_is_another_training_by_the_flag_that_changes_its_results(more, differing):
-    """more: flags added to a command, which replace its own; differing: the flag by which it is another training."""
+    """more: flags added to a command, which replace its own; differing: the flag that makes it another training."""
     words = ["data", "--lr", "1e-3", "--optimizer", "adam", "--cpu", "--update-freq", "8", "--user-dir", "mine"]
 
     assert differing_flag(words, words + more.split()) == differing
@@ -250,7 +250,7 @@ def test_a_mistake_is_named_in_one_line_and_nothing_is_written(subject, words, t
 
 
 def test_a_multilingual_experiment_needs_its_language_pairs(tmp_path):
-    """A dry run would show all directions."""
+    """A dry run needs no --pairs, and shows all directions."""
     assert_refused("--pairs", "reproduce", "table3", "--out", tmp_path / "out")
 
     assert not (tmp_path / "out").exists()
@@ -339,7 +339,7 @@ def test_a_job_that_does_not_name_its_machines_is_refused(monkeypatch):
 
 
 def test_a_batch_of_another_size_than_the_papers_is_told(tmp_path, capsys):
-    """With as many tokens as the paper's nothing is said."""
+    """A batch with as many tokens as the paper's is not told."""
     experiment = experiments.with_choices(experiments.read_experiment("table1"), methods=["deepnorm"], depths=["6"])
     machine = hardware(papers_gpus=8, only_printed=True)
     setting = Setting(experiment, machine, corpus(experiment, tmp_path), tmp_path)
@@ -438,7 +438,7 @@ def test_data_may_be_moved_after_they_were_made(here, there, smoke_experiment, m
 
 
 def test_data_that_another_command_made_are_refused(smoke_experiment, miniature_data, tmp_path):
-    """The message has the command that made them, from the note beside them."""
+    """The refusal has the command that made the data, from the note beside them."""
     command = "deepnet prepare corpus other"
     Step(miniature_data, command.split()).write_note()
 
@@ -459,7 +459,7 @@ def test_a_row_that_another_process_works_on_is_left_as_it_is(tmp_path):
         with refused(row.name) as caught:
             run.Work(setting).run()
 
-    assert "process" in caught.value.way_out
+    assert "another process" in caught.value.way_out
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
@@ -490,7 +490,7 @@ def test_a_row_that_was_begun_with_another_flag_is_refused_before_anything_runs(
 
 
 def test_a_row_without_a_checkpoint_begins_with_the_flags_it_has_now(row_begun_with_another_flag):
-    """Such as one that fairseq-train has refused for a misspelt flag."""
+    """An example is a row that fairseq-train has refused for a misspelt flag."""
     setting, row = row_begun_with_another_flag
 
     run.Work(setting)._check_flags(row)
@@ -512,7 +512,7 @@ def test_one_row_is_trained_alone_with_flags_of_the_user(capsys, tmp_path):
 
 
 def test_a_slurm_job_runs_one_row_with_the_users_flags():
-    """It calls the user's command with the row, and with flags of fairseq-train behind --."""
+    """The job calls the user's command with the row, and with flags of fairseq-train behind --."""
     experiment = experiments.read_experiment("table1")
     machine = SimpleNamespace(nodes=2, gpus=8)
     setting = SimpleNamespace(experiment=experiment, hardware=machine, extra=("--patience", "3"))
@@ -624,7 +624,7 @@ def test_a_disk_that_is_too_small_for_the_plan_is_told(table1_on_a_cpu, capsys):
 
 
 def test_the_plans_disk_space_is_that_of_the_trainings_and_of_what_they_leave(table1_on_a_cpu):
-    """The most are three checkpoints with Adam's moments, the weights of eleven epochs, and two files that stay."""
+    """The most are 3 checkpoints with Adam's moments, the weights of 11 epochs, their average, and 2 files that stay."""
     planned, text = run.plan(table1_on_a_cpu, tokens=None, rate=None)
     parameters = 64_600_000  # of the row
 
@@ -651,7 +651,7 @@ def test_a_variable_without_its_s_is_told_and_not_read(monkeypatch, capsys):
 
 
 def test_a_variable_without_its_s_beside_the_right_one_is_not_told(monkeypatch, capsys):
-    """Another program may read it."""
+    """Another program may read METHOD."""
     monkeypatch.setenv("METHOD", "pre_ln")
     monkeypatch.setenv("METHODS", "deepnorm")
 
@@ -668,7 +668,7 @@ def test_a_variable_without_its_s_beside_the_right_one_is_not_told(monkeypatch, 
 def sbatch(tmp_path, monkeypatch):
     """Provide a file with the words and the job that each call of sbatch was given, by a stand-in.
 
-    It answers that the job's number is 42.
+    The stand-in answers that the job's number is 42.
     """
     program = tmp_path / "bin" / "sbatch"
     calls = tmp_path / "calls"
@@ -701,7 +701,7 @@ def test_a_printed_job_is_the_one_that_is_submitted(sbatch, tmp_path, capsys):
 
 
 def test_a_submission_ends_with_the_commands_of_its_reports(sbatch, tmp_path, capsys):
-    """They are those of Table 3, and of Figure 10 if the data have Flores, its test set."""
+    """The commands are those of Table 3, and of Figure 10 if the data have Flores, its test set."""
     words = ("--launch", "slurm", "--gpus", "8", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out"))
     main(["reproduce", "table3", *words])
 
@@ -725,7 +725,7 @@ def without_speed(score: Path) -> dict:
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", ["iwslt14_de_en", "normformer_clm"])
 def test_printed_commands_can_be_pasted_into_a_shell(name, tmp_path, capsys):
-    """They leave the files of a run: its scores are those of `deepnet reproduce`, which made the same trainings."""
+    """The commands leave the files of a run. The scores are those of `deepnet reproduce` with the same trainings."""
     words = ["reproduce", name, "--smoke", "--methods", "post_ln", "--jobs", "1"]
     updates = ["--", "--max-update", "4", "--save-interval-updates", "4"]
     main([*words, "--out", str(tmp_path / "printed"), "--dry-run", "commands", *updates])

@@ -329,7 +329,7 @@ def six_lines_and_an_empty_one(served) -> list[str]:
 
 @pytest.fixture
 def three_best(served, engine, six_lines_and_an_empty_one):
-    """Provide for each of those lines a list of its three best translations, pairs of text and score."""
+    """Provide for each of the six lines, and the empty one, a list of its three best translations with their scores."""
     return deepnet_fairseq.translate(lines=six_lines_and_an_empty_one, nbest=3, **served.options(engine))
 
 
@@ -365,7 +365,7 @@ def test_every_engine_gives_the_same_nbest_texts_and_scores(served, six_lines_an
 
 
 def test_a_score_is_divided_by_the_length_to_the_power_lenpen(served):
-    """So a score with lenpen 0, the sum of the tokens' log-probabilities, is `length` times that with lenpen 1."""
+    """With lenpen 0 a score is the sum of the tokens' log-probabilities, and so `length` times that with lenpen 1."""
     options = served.options("checkpoint") | {"lines": ["été"], "nbest": 1, "beam": 1}
 
     [[total]] = deepnet_fairseq.translate(lenpen=0.0, **options)
@@ -441,7 +441,7 @@ def in_other_forms(lines: list[str]) -> list[str]:
 
 
 def test_other_forms_of_text_are_translated_alike_without_a_warning(served, engine):
-    """They are read as the training text's characters; of unseen characters there would be a warning."""
+    """Other forms are read as the training text's characters. Unseen characters would cause a warning."""
     lines = with_accents(served.lines[:30])
 
     with warnings.catch_warnings():
@@ -511,7 +511,7 @@ def test_an_unseen_piece_of_known_characters_is_counted_as_a_piece():
 
 
 def test_the_command_counts_lines_with_unseen_characters(served, tmp_path, capsys):
-    """It does so on stderr, where it names the characters; each line is translated all the same."""
+    """The command counts the lines on stderr, and names the characters. Each line is translated all the same."""
     file = tmp_path / "lines"
     file.write_text("été ж\nforêt\n語\n", encoding="utf-8")
 
@@ -533,7 +533,7 @@ def start_translate(served, **options) -> subprocess.Popen:
 
 
 def test_a_line_is_answered_before_the_next_is_written(served):
-    """A program that waits for each translation gets it; a last line without an end is translated too."""
+    """A program that waits for each translation gets it; a last line without a newline is translated, too."""
     process = start_translate(served, text=True, bufsize=1)  # bufsize 1: each line is sent at once
     answers: queue.Queue = queue.Queue()  # lines of the process's output, as they come
 
@@ -580,7 +580,7 @@ def test_an_unseen_character_in_a_pipe_is_told_at_once_and_counted_at_the_end(se
 def test_lines_that_wait_in_a_pipe_are_read_together():
     """5,001 lines come in less than 20 chunks of at most 1,000 lines, and none is lost.
 
-    They are written in blocks that end within lines.
+    The lines are written in blocks that end within lines.
     """
     lines = [f"line {number} {'x' * (number % 97)}" for number in range(5000)]
     lines.append("the last")
@@ -657,7 +657,7 @@ def test_the_last_line_of_a_pipe_needs_no_newline(pipe):
 
 
 def test_reading_at_the_end_of_a_pipe_gives_nothing(pipe):
-    """An empty line would be a newline."""
+    """The answer b"" is no empty line, which would be a newline."""
     os.close(pipe.write)
 
     assert not pipe.incoming.has_more()
@@ -711,8 +711,8 @@ def test_a_folder_is_no_file_to_translate(served, tmp_path):
 
 
 def test_a_line_of_a_pipe_that_is_too_long_is_named_and_answered_by_an_empty_one(served):
-    """Its number is that in the text, not that in its chunk, of which it is first. Lines around it are translated."""
-    too_long = "été " * 100  # of a word that is at least a token: the model has 60 positions
+    """The line is named by its number in the text, 2; in its chunk it is the first. Lines around it are translated."""
+    too_long = "été " * 100  # 100 words of at least a token each: the model has 60 positions
     process = start_translate(served, stderr=subprocess.PIPE)
     process.stdin.write("été\n".encode())
     process.stdin.flush()

@@ -17,19 +17,19 @@ from ..support.experiments import needs_venv, script, until
 
 pytestmark = [needs_venv, pytest.mark.slow]
 
-# Stand-ins for SLURM's programs. sbatch keeps the job that it is given, and answers with its number.
+# Stand-ins for SLURM's programs. sbatch keeps the job that it is given, and answers with the job's number.
 SBATCH = """#!/bin/sh
 cat >"$STAND_IN/job"
 echo 4711
 """
-# It shows the name of the first machine, and keeps the number of a job that is requeued.
+# scontrol shows the name of the first machine, and keeps the number of a job that is requeued.
 SCONTROL = """#!/bin/sh
 case "$1" in
     show) echo localhost ;;
     requeue) echo "$2" >>"$STAND_IN/requeued" ;;
 esac
 """
-# It runs a command on two machines, hands on TERM, and ends with the higher status.
+# srun runs a command on two machines, hands on TERM, and ends with the higher status.
 SRUN = """#!/bin/bash
 while [[ "$1" == --* ]]; do shift; done
 trap 'kill -TERM $(jobs -p)' TERM
@@ -39,8 +39,8 @@ wait $one; first=$?
 wait $other; second=$?
 exit $((first > second ? first : second))
 """
-# settings of one row, in miniature, on two machines with one process each: they say that they have a GPU, but by FLAGS
-# they train on the CPU
+# Settings of one row, in miniature, on two machines with one process each. By GPUS each machine has a GPU, but by FLAGS
+# the row is trained on the CPU.
 ROW = {"METHODS": "deepnorm", "DEPTHS": "2", "SMOKE": "1", "GPUS": "1", "NODES": "2", "MAX_TOKENS": "500"}
 FLAGS = ("--cpu", "--distributed-backend", "gloo", "--max-update", "60", "--save-interval-updates", "10")
 NAME = "iwslt14/deepnorm-2-seed1"  # of the row's folder in OUT
@@ -48,7 +48,7 @@ NAME = "iwslt14/deepnorm-2-seed1"  # of the row's folder in OUT
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Provide the environment variables by which the stand-ins are found, and keep what they are given in tmp_path."""
+    """Provide the environment variables by which the stand-ins are found, and keep in tmp_path what they are given."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, text in {"sbatch": SBATCH, "scontrol": SCONTROL, "srun": SRUN}.items():
@@ -97,13 +97,13 @@ def requeued_run(cluster, tmp_path):
     until((tmp_path / "requeued").exists)
     os.killpg(job.pid, signal.SIGTERM)  # as SLURM does after a requeue
     job.wait(120)
-    assert (tmp_path / "requeued").read_text() == "4711\n"  # its own number
+    assert (tmp_path / "requeued").read_text() == "4711\n"  # the job's own number
     assert not (run / "trained").exists()
     return run
 
 
 def test_a_requeued_job_on_two_machines_ends_as_one_left_alone(cluster, run_left_alone, requeued_run, tmp_path):
-    """When it runs again, it ends with the same bits."""
+    """The requeued job runs again, and its weights are the same to the bit."""
     job = submit(cluster, tmp_path / "stopped", tmp_path)
 
     assert job.wait(600) == 0

@@ -1,7 +1,7 @@
 """Tests of the estimated time left of several trainings, by simulated clocks.
 
-TimeLeft takes note of updates by `see`, and estimates by `seconds`: the work that is left over the median of the speeds
-during the last tenth of the work. It is None until two estimates in a row differ by less than a third.
+TimeLeft takes note of updates by `see`, and estimates by `seconds`: the work that is left, divided by the median of the
+speeds during the last tenth of the work. `seconds` is None until two estimates in a row differ by less than a third.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def shown_estimates(jobs: int) -> list[Shown]:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_number_is_shown_within_a_minute(jobs):
-    """The first line of a log comes after 32.5 s, the second after 45 s, and their estimates agree."""
+    """The first three lines of a log come after 32.5, 45 and 57.5 s. Only the last two of their estimates agree."""
     first = shown_estimates(jobs)[0]
 
     assert first.now <= 60
@@ -56,7 +56,7 @@ def test_a_number_is_shown_within_a_minute(jobs):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_estimates_are_within_a_third_of_the_truth(jobs):
-    """The start of the training that waits, which no log tells of, may be missing besides."""
+    """An estimate may also lack the start of the training that waits, of which no log tells."""
     one_after_another = TRAININGS // jobs
     end = one_after_another * (START_UP + UPDATES / UPDATES_A_SECOND)
 
@@ -69,7 +69,7 @@ def test_estimates_are_within_a_third_of_the_truth(jobs):
 
 
 def test_no_number_is_shown_before_two_estimates_agree():
-    """The second line of the log comes twice as fast as the first, so that the median speed is half as much again."""
+    """The second line of the log comes twice as fast as the first, so that the median speed grows to 1.5 times."""
     left = TimeLeft(total=10_000, jobs=1)
 
     estimates = []
@@ -129,7 +129,7 @@ def see_steps(left: TimeLeft, first: int, end: int, now: float, seconds: float, 
 
 
 def test_a_pause_does_not_move_the_estimate():
-    """10 updates take 5 s, but once 500 s, of the 10 steps in the last tenth of the work."""
+    """A step of 10 updates takes 5 s. One of the 10 steps in the last tenth of the work takes 500 s."""
     left = TimeLeft(total=1000, jobs=1)
 
     see_steps(left, first=0, end=301, now=0.0, seconds=5, pause_at=290)

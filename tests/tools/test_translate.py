@@ -219,7 +219,7 @@ def test_our_own_search_translates_odd_lines_as_fairseqs_does(model, by_fairseq,
 
 @pytest.mark.parametrize("to", EXPORTS)
 def test_the_example_in_an_exports_readme_translates(model, by_fairseq, to):
-    """It needs neither fairseq nor this package."""
+    """The example needs neither fairseq nor this package."""
     places = (0, 50, 120)  # frames ">>{}<<", "{} </s>", and "é {}" with a combining accent
     lines = [model.lines[place] for place in places]
     expected = [by_fairseq[place] for place in places]
@@ -231,7 +231,7 @@ def test_the_example_in_an_exports_readme_translates(model, by_fairseq, to):
 
 @pytest.mark.parametrize("to", EXPORTS)
 def test_the_example_in_an_exports_readme_is_short(model, to):
-    """The README has one or two blocks of code, of which the Python one has 15 lines at most and a place for text."""
+    """The README has two blocks of code at most. The Python block has 15 lines at most, and a place for the text."""
     folder = model.exported(to)
 
     fences = re.findall("^```", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -259,7 +259,7 @@ def test_lines_of_stdin_keep_their_order_and_blank_ones_stay_blank(model, ctrans
 
 
 def test_products_in_eight_bits_leave_many_translations_as_they_are(model, ctranslate2_folder):
-    """Not all, for the model is small and its scores lie close together; wrong products would leave none."""
+    """The scores of a small model lie close together, so some translations change; wrong products would change all."""
     lines = model.lines[:40]
 
     exact = deepnet_fairseq.translate(ctranslate2_folder, lines, int8=False, **model.options)
@@ -281,14 +281,14 @@ def lines_too_long(model) -> list[str]:
 
 
 def assert_names_lines_2_and_4(line: str) -> None:
-    """Check that an error or a warning names these lines, and the number of tokens that fit."""
+    """Check that an error or a warning names lines 2 and 4, and the number of tokens that fit."""
     assert "lines 2, 4: " in line
     assert re.search(rf"\b{POSITIONS}\b", line)
 
 
 @pytest.mark.parametrize("to", [*EXPORTS, "checkpoint"])
 def test_a_file_is_translated_but_for_lines_that_are_too_long(model, to, lines_too_long, tmp_path, capsys):
-    """These are empty in the output, and named: by a warning at the start, and by the error at the end."""
+    """Lines that are too long are empty in the output. A warning at the start and the error at the end name them."""
     file = tmp_path / "lines"
     file.write_text("".join(f"{line}\n" for line in lines_too_long))
 
@@ -305,7 +305,7 @@ def test_a_file_is_translated_but_for_lines_that_are_too_long(model, to, lines_t
 def test_a_pipe_is_translated_but_for_lines_that_are_too_long(
     model, ctranslate2_folder, lines_too_long, monkeypatch, capsys
 ):
-    """The lines behind them are read and translated."""
+    """The line between those that are too long is read and translated."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines_too_long).encode())))
 
     error = refusal("translate", ctranslate2_folder, *model.language_flags)
@@ -425,7 +425,7 @@ def test_a_missing_model_is_named(file_of_a_line, tmp_path, capsys):
 
 @pytest.mark.parametrize("to", ["ctranslate2", "checkpoint"])
 def test_a_text_in_the_place_of_the_model_is_named_with_the_right_order(model, to, file_of_a_line, monkeypatch, capsys):
-    """Nothing is loaded before."""
+    """The refusal comes before a model is loaded."""
     monkeypatch.setattr(translation, "load", None)  # a call of it would fail
     path = model.exported(to)
 

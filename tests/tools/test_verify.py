@@ -50,7 +50,10 @@ def audited(state: dict, method: str = "deepnorm", alpha: float | None = None):
 
 
 def model_inputs(kind: str) -> tuple:
-    """Return the arguments of a call of such a model, with two rows of eight tokens: any will do for a factor."""
+    """Return the arguments of a call of a model of this kind, with two rows of eight tokens.
+
+    Any tokens will do to measure a factor.
+    """
     ids = torch.arange(16).view(2, 8) % 7 + 3  # above the special symbols
     if kind == archs.MODEL_NAME:
         return ids, None, ids
@@ -88,7 +91,7 @@ def correct_model(name: str, kind: str):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_correct_model_of_every_method_fits(name, kind):
-    """It fits also with modifiers, whose small branches leave the factors of the shortcuts measurable."""
+    """A model with modifiers fits, too: its small branches leave the factors of the shortcuts measurable."""
     method = name.removesuffix(MODIFIERS)
 
     result = verify(correct_model(name, kind), method, model_inputs(kind))
@@ -153,7 +156,7 @@ def test_small_models_give_no_false_alarm(seed, layers):
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("seed", range(5))
 def test_weights_too_wide_by_sqrt_2_are_found_in_small_models(seed, layers):
-    """The matrices have 16 x 32 elements, whose deviation may be off by chance, but not as far."""
+    """The matrices have 16 x 32 elements. Their deviation may be off by chance, but not by so much."""
     torch.manual_seed(seed)
     model = build(archs.LM, VOCAB, method="deepnorm", **sizes(archs.LM, layers))
     for layer in model.decoder.layers:
@@ -201,7 +204,7 @@ def test_a_gain_of_no_method_and_no_depth_is_explained_by_none():
 def audit_of_torchs_encoder():
     """Provide the audit against DeepNorm of torch's own encoder of 3 layers, measured in a forward pass.
 
-    Its names do not say "encoder", so that it is taken for a decoder.
+    The names of the encoder's weights do not say "encoder", so that it is taken for a decoder.
     """
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, 4, FFN_WIDTH, batch_first=True)
@@ -225,7 +228,7 @@ def test_the_initialisation_of_torchs_own_encoder_is_named(audit_of_torchs_encod
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fairseqs_own_models_are_post_ln(kind):
-    """A row of factors is of one branch of a stack: three of a translator's decoder, two of any other stack."""
+    """Each branch of a stack has a row of factors. A translator's decoder has three branches, any other stack two."""
     result = verify(stock(kind, layers=3), "post_ln", model_inputs(kind))
 
     assert result.fits, result.findings
@@ -314,7 +317,7 @@ def test_alpha_on_the_branch_does_not_show_in_weights_alone():
 
 
 def test_measuring_leaves_the_module_as_it_was():
-    """It stays in training mode, and keeps no hook."""
+    """The module stays in training mode, and keeps no hook."""
     module = labml_model(a=1.0, b=ALPHA).train()
 
     verify(module, "deepnorm", LABML_INPUTS)
@@ -325,7 +328,7 @@ def test_measuring_leaves_the_module_as_it_was():
 
 
 def test_a_common_factor_of_shortcut_and_branch_fits():
-    """LayerNorm removes it: LN(2 x + 2 f) is Post-LN's LN(x + f)."""
+    """LayerNorm removes a common factor: LN(2 x + 2 f) is Post-LN's LN(x + f)."""
     result = verify(labml_model(a=2.0, b=2.0), "post_ln", LABML_INPUTS)
 
     verdicts = [verdict for *_, verdict in result.factors]
@@ -350,7 +353,7 @@ def audit_of_torchscale():
 
 
 def audit_of_xformers():
-    """Before its #284, v had no gain."""
+    """Before #284 of xformers, v had no gain."""
     gained = tuple(name for name in GAINED if name != "v_proj")
     return audited(decoder_in_fairseqs_names(12, gain=decoder_beta(12), gained=gained))
 
@@ -382,7 +385,7 @@ MISTAKES = {  # first word of a row of the manual's table -> function that retur
 
 
 def quotations_of_the_manual() -> dict[str, list[str]]:
-    """Return what each row of docs/verify.md's table of known mistakes quotes of the audit, by its first word."""
+    """Return what each row of docs/verify.md's table of known mistakes quotes of the audit, by the row's first word."""
     table = (ROOT / "docs" / "verify.md").read_text().split("## Known mistakes")[1]
     _header, *rows = re.findall(r"^\| (\w+).*\|(.*) \|$", table, re.MULTILINE)  # (first word, last cell)
     return {name: re.findall("`(.*?)`", cell) for name, cell in rows}
@@ -429,7 +432,7 @@ def test_shortcuts_of_a_trained_model_are_judged(trained_deepnorm_model):
 
 
 def test_a_checkpoint_after_updates_is_of_a_trained_model():
-    """Its LayerNorms alone would be those of a fresh model."""
+    """The LayerNorms alone would be those of a fresh model."""
     weights = decoder_in_fairseqs_names(24, gain=1.0)
 
     result = audit(recognise(weights, config={}, updates=7), "deepnorm")
@@ -438,7 +441,7 @@ def test_a_checkpoint_after_updates_is_of_a_trained_model():
 
 
 def test_a_stack_without_one_of_its_layers_is_refused():
-    """Layers are counted from 0 in the names, so that of 4 layers 3 are there without `layers.2`."""
+    """Names count layers from 0. Without `layers.2` the decoder has 3 of its 4 layers."""
     weights = decoder_in_fairseqs_names(4, gain=1.0)
     without_third = {name: value for name, value in weights.items() if ".layers.2." not in name}
 
@@ -450,7 +453,7 @@ def test_a_stack_without_one_of_its_layers_is_refused():
 
 
 def test_weights_without_a_residual_branch_are_refused():
-    """The names are not those of a layer; they may be renamed."""
+    """fc.weight is no name of a layer's matrix. The refusal tells of --names, by which a user renames weights."""
     with refused("fc.weight") as caught:
         audited({"fc.weight": torch.ones(2, 2)})
 

@@ -1,7 +1,7 @@
 """Tests of the sources of `deepnet verify`: checkpoints, folders, safetensors, other names; refusals in one line.
 
-It compares a model's initial weights and its shortcuts' factor alpha with a method. Most weights here are those of a
-correct DeepNorm decoder, of support/state_dicts.py, so that they fit if they are read rightly.
+The command compares a model's initial weights and its shortcuts' factor alpha with a method. Most weights here are
+those of a correct DeepNorm decoder, of support/state_dicts.py, so that they fit if they are read rightly.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_a_state_dict_in_half_precision_fits(tmp_path, dtype):
 
 
 def test_weights_in_the_checkpoint_of_another_trainer_fit(tmp_path):
-    """Lightning saves them under "state_dict"."""
+    """Lightning saves weights under "state_dict"."""
     torch.save({"state_dict": deepnorm_decoder(), "epoch": 3}, tmp_path / "last.ckpt")
 
     assert verify(tmp_path / "last.ckpt", "deepnorm").fits
@@ -182,7 +182,7 @@ def test_a_checkpoint_says_its_updates_and_initialisation(trained_checkpoint):
     result = verify(trained_checkpoint, "deepnorm")
 
     assert result.fits
-    assert "12" in result.trained
+    assert "12 updates" in result.trained
     assert result.profile == "xavier_uniform"
 
 
@@ -282,8 +282,8 @@ def test_cross_attention_is_told_from_self_attention(name):
 def model_in_own_names(tmp_path):
     """Provide a file of a decoder of 4 layers, in the names that the example in docs/verify.md renames.
 
-    It is a DeepNorm model but for fc2, named "contract", whose gain is 1 / beta. Each layer has a matrix "strange"
-    besides, whose name the example does not rename.
+    The decoder is a correct DeepNorm but for fc2, named "contract", whose gain is 1 / beta. Each layer has a matrix
+    "strange" besides, whose name the example does not rename.
     """
     torch.manual_seed(0)
     state = {}
@@ -304,7 +304,7 @@ def test_a_users_own_names_need_a_file_that_renames_them(model_in_own_names):
 
 
 def test_the_manuals_file_renames_a_users_own_names(model_in_own_names, tmp_path, capsys):
-    """Then the mistake in fc2 alone is found, and the weights that the file does not rename are listed."""
+    """In the new names the mistake in fc2 alone is found. The weights that the file does not rename are listed."""
     example = re.search(r"```toml\n(.*?)```", MANUAL.read_text(), re.DOTALL)[1]
     (tmp_path / "names.toml").write_text(example)
 
@@ -346,7 +346,7 @@ def test_tensors_outside_of_layers_are_renamed_too():
     ],
 )
 def test_a_malformed_file_of_names_is_refused(tmp_path, text):
-    """The line names the file, and the page that explains it."""
+    """The refusal names the file, and the page that explains it."""
     file = tmp_path / "names.toml"
     file.write_text(text)
 
