@@ -108,7 +108,7 @@ def test_turns_rotate_and_a_failure_ends_a_candidate(turns):
     first = turns.called[3:5]
     second = turns.called[5:]
 
-    assert warm_up == ["late", STOCK, "ours"]  # it begins with the last one
+    assert warm_up == ["late", STOCK, "ours"]  # the warm-up begins with the last candidate
     assert first == [STOCK, "ours"]
     assert second == ["ours", STOCK]
 
@@ -175,7 +175,7 @@ def loss_with_gradients(trainer, sample) -> float:
 @pytest.mark.peers
 def test_torchscale_does_the_same_work():
     """torchscale's model with stock fairseq's weights gives the same loss and gradients."""
-    assert "torchscale" in models.chosen("torchscale", [])  # it is installed
+    assert "torchscale" in models.chosen("torchscale", [])  # torchscale is installed
     stock = models.trainer_of([*TINY, "--dropout=0", *models.MODELS[STOCK]])
     torchscale = models.trainer_of([*TINY, "--dropout=0", *models.MODELS["torchscale"]])
     weights = {torchscale_name(name): weight for name, weight in stock.model.state_dict().items()}

@@ -162,7 +162,7 @@ def test_admin_iwslt14_trains_its_authors_seeds_unless_others_are_named(setting,
     "average, arguments",
     [
         ("", ["{run}", "--last", "10"]),  # by default the last 10 checkpoints
-        ("36-45", [f"{{run}}/weights{epoch}.pt" for epoch in range(36, 46)]),  # those of these epochs
+        ("36-45", [f"{{run}}/weights{epoch}.pt" for epoch in range(36, 46)]),  # the checkpoints of these epochs
     ],
 )
 def test_average_sets_the_checkpoints_that_are_averaged_and_translated(average, arguments, tmp_path):
@@ -195,7 +195,7 @@ def test_embeddings_are_shared_if_asked_for(shared, tmp_path):
 FITTING = [  # for 100L-100L: settings (GPU_MEMORY in GiB), tokens of a GPU's batch, whether activations are recomputed
     ({"PLAN": 1, "GPU_MEMORY": 80}, "8192", False),  # the largest batch that fits without recomputation
     ({"PLAN": 1, "GPU_MEMORY": 80, "RECOMPUTE": 1}, "16384", True),  # recomputation makes room for twice as much
-    ({"PLAN": 1, "GPU_MEMORY": 24, "MAX_TOKENS": 2048, "GPUS": 2}, "2048", True),  # it would not fit without
+    ({"PLAN": 1, "GPU_MEMORY": 24, "MAX_TOKENS": 2048, "GPUS": 2}, "2048", True),  # recomputation makes it fit
     ({"PLAN": 0}, "4096", True),  # without a plan the paper's batch, and recomputation for a depth as this
     ({"PLAN": 0, "RECOMPUTE": 0}, "4096", False),
 ]

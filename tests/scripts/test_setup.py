@@ -184,7 +184,7 @@ def test_an_interrupted_setup_goes_on(clone, step, repeated, kill):
 
     assert status == 0, output
     assert clone.complete
-    assert "going on" in output  # with what is there, rather than making .venv anew
+    assert "going on" in output  # the set-up goes on with what is there, and does not make .venv anew
     assert clone.steps == repeated
 
 
@@ -280,7 +280,7 @@ def test_another_python_makes_the_environment_anew(complete_clone):
 
 @pytest.mark.slow
 def test_another_build_of_torch_makes_the_environment_anew(complete_clone):
-    """TORCH_CUDA=1 asks for torch with CUDA. Its version has no +cpu, so its step is none of STEPS."""
+    """TORCH_CUDA=1 asks for torch with CUDA. The version has no +cpu, so the step is none of STEPS."""
     complete_clone.setup(TORCH_CUDA="1")
 
     assert "install torch==2.13.0\n" in complete_clone.calls.read_text()

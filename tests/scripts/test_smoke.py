@@ -321,7 +321,7 @@ def test_a_second_call_of_a_causal_row_trains_and_evaluates_nothing(language_mod
 def test_a_rate_that_diverges_is_a_result_without_a_score(language_models):
     run = language_models.diverged
 
-    assert (run / "trained").exists()  # it is over
+    assert (run / "trained").exists()  # the training is over
     assert (run / "diverged").exists()
     assert not (run / "score.json").exists()
     assert "diverged" in language_models.printed_of_masked

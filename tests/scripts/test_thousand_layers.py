@@ -139,7 +139,7 @@ def test_held_out_sentences_are_distinct(symbols, held_out_sentences):
 def test_held_out_sentences_are_never_trained_on(held_out_sentences, batches):
     trained = set()
     for source, _target in batches:
-        trained |= {tuple(sentence[:-1]) for sentence in source.tolist()}  # without its end
+        trained |= {tuple(sentence[:-1]) for sentence in source.tolist()}  # without the end
 
     assert trained
     assert not held_out_sentences & trained
@@ -370,7 +370,7 @@ def test_vectors_that_differ_in_some_directions_have_so_many_dimensions():
     dimensions = import_program(STUDY / "dimensions.py").dimensions
     torch.manual_seed(1)
     shared = torch.randn(64)  # a vector that all have in common counts for nothing
-    corners = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3)))  # of a cube
+    corners = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3)))  # corners of a cube
     on_a_line = shared + corners[:, :1] * torch.randn(64)
     in_three = torch.cat([corners, torch.zeros(8, 61)], 1) + shared
     unequal = in_three - shared

@@ -362,12 +362,12 @@ def test_a_checkpoint_of_another_run_is_refused(run_folder, tmp_path, change, di
 
 
 REFUSED = {  # words of the command, without --out -> what the refusal names
-    "{folder}": "--last K",  # which of the folder's checkpoints
+    "{folder}": "--last K",  # the flag that chooses among the folder's checkpoints
     "{folder} --last 99": "--last ",
     "{folder} --best 99": "--best",
     "{folder} --last 0": "--last 0: ",
-    "{folder}/checkpoint1.pt --last 1": "--last and --best: ",  # of folders only
-    "{folder}/checkpoint1.pt --checkpoint-suffix _a": "--checkpoint-suffix: ",  # of folders only
+    "{folder}/checkpoint1.pt --last 1": "--last and --best: ",  # these flags take folders only
+    "{folder}/checkpoint1.pt --checkpoint-suffix _a": "--checkpoint-suffix: ",  # this flag takes folders only
 }
 
 

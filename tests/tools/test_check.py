@@ -240,7 +240,7 @@ def test_gradients_that_need_a_loss_scale_below_one_are_a_risk():
 
 
 def test_gradients_of_zero_have_no_headroom():
-    """Where nothing flows, there is nothing to compare with fp16's largest number."""
+    """Without gradients there is nothing to compare with fp16's largest number."""
     assert training_of(updates=1, largest={"gradient": 0.0}).headroom is None
 
 
@@ -310,7 +310,7 @@ def test_post_ln_diverges_at_a_rate_where_deepnorm_is_stable(data, capsys, worki
     assert not os.listdir(working_folder)
 
 
-SLOW_WARMUP = ("--warmup-updates", "100")  # of which a check of ten updates makes a tenth
+SLOW_WARMUP = ("--warmup-updates", "100")  # a check of ten updates makes a tenth of this warm-up
 
 
 def break_third_update(kind, monkeypatch) -> None:

@@ -198,7 +198,7 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_marked_and_explained(tmp_path, m
     stand_ins.held_out_loss = loss_in_grid
     stand_ins.install(monkeypatch)
 
-    # of seed 1 the higher rate has the lower loss, see LOSSES
+    # with seed 1 the higher rate has the lower loss, see LOSSES
     main(compare_words(write_data(tmp_path), "--depths", "6", "--lrs", "1e-3,2e-3", "--seeds", "1"))
 
     printed = capsys.readouterr().out
@@ -342,7 +342,7 @@ def test_losses_have_a_panel_however_low_they_are_and_bleu_below_2_has_none(pair
     ],
 )
 def test_a_warmup_is_a_sixth_of_the_updates_unless_adam_needs_more(updates, beta2, expected, tmp_path):
-    """Adam's second moments need 2 / (1 - beta2) updates (Ma and Yarats 2021). They get half of all at most."""
+    """Adam's second moments need 2 / (1 - beta2) updates (Ma and Yarats 2021). A half of all is the most."""
     grid = grid_of(tmp_path, updates=updates, flags=("--adam-betas", f"(0.9, {beta2})"))
 
     warmup, note = grid.warmup_updates()
@@ -634,7 +634,7 @@ def test_quickstart_trains_only_an_added_method(programs, pair_data):
     assert programs.names == ["train", "generate"] * 2
     second_training = programs.flags[2]
     assert "--method admin" in second_training
-    assert "--admin-profile auto" in second_training  # which Admin needs to be trained (Method.train_flags)
+    assert "--admin-profile auto" in second_training  # Admin needs it to be trained (Method.train_flags)
 
 
 def test_quickstart_refuses_an_unknown_method(programs, pair_data):

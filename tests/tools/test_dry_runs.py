@@ -96,7 +96,7 @@ def commands(text: str) -> dict[Subject, Command]:
     found = {}
     for line in output(text.replace("OUT", OUT)):
         line = line.replace("scripts/inverted_gain", "examples/inverted_gain")  # the folder has moved
-        words = [word for word in shlex.split(line) if word != "!"]  # which marks a row that does not fit
+        words = [word for word in shlex.split(line) if word != "!"]  # "!" marks a row that does not fit
         if ">" in words:  # where the output goes, which bash did not print
             words = words[: words.index(">")]
         if words and words[0] in PROGRAMS:
@@ -121,7 +121,7 @@ def same_flags(old: dict[str, list[str]], new: dict[str, list[str]]) -> bool:
 
 def assert_same_plan(case: Case, before: str, now: str) -> None:
     """Check that a plan is printed as before, its rows in any order: Figure 3 now has another order."""
-    if case.script == "normformer_lm":  # its three experiments have a plan each, where bash had one for all
+    if case.script == "normformer_lm":  # three experiments, each with a plan; bash had one plan for all
         assert rows_of_plan(now)
         assert rows_of_plan(now) == rows_of_plan(before)
     else:

@@ -183,7 +183,7 @@ EMBEDDINGS_NORMALISED = {"method": "post_ln", "layernorm_embedding": True}
 REFUSED = [  # kind of model, fields of its config, what the refusal names
     (TRANSLATOR, EMBEDDINGS_NORMALISED, ("--layernorm-embedding", "ctranslate2")),  # no model has such a LayerNorm
     (LM, EMBEDDINGS_NORMALISED, ("--layernorm-embedding", "ctranslate2")),
-    (TRANSLATOR, PRE_LN | {"decoder_learned_pos": True}, ("M2M100", "ctranslate2")),  # its positions are sinusoids
+    (TRANSLATOR, PRE_LN | {"decoder_learned_pos": True}, ("M2M100", "ctranslate2")),  # M2M100's positions are sinusoids
     (MASKED_LM, {"method": "deepnorm"}, ("roberta",)),  # fairseq's; only translators and causal models are ported
 ]
 

@@ -26,7 +26,7 @@ PIECES = 90  # of each SentencePiece model here
 POSITIONS = 128  # of a language model: how many tokens its tokenizer lets through
 # Of a translation model, a tokenizer looks only at how many tokens have a position; config and weights are left out.
 TRANSLATOR = Port("FSMT", "ForConditionalGeneration", config={}, state={}, longest=1024, bounded=False)
-HARD_LINES = [  # which tokenizers may cut in different ways
+HARD_LINES = [  # lines that tokenizers may cut in different ways
     "  two   blanks ",
     "a☃☃ ☃b",  # unknown letters, two of them side by side
     "ﬁ ½ Ａ é e\u0301",  # SentencePiece's normalisation (NFKC) changes these

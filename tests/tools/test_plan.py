@@ -181,7 +181,7 @@ def test_the_planned_peak_is_the_memory_that_torch_allocates(model, flags):
     training = PlannedTraining(setting)
     for _ in range(2):  # Adam's moments exist from the second update on
         training.step()
-    plan = memory(setting)  # in between, so that a plan that left its tensors without storage in the model would fail
+    plan = memory(setting)  # planned between updates: a plan that left tensors without storage in the model would fail
     training.trainer.zero_grad()
 
     measured = largest_allocation(training.step)

@@ -218,7 +218,7 @@ MISTAKES = [  # flags, and what the refusal names
         ["--criterion label_smoothed_cross_entropy: ", "chunked_cross_entropy"],
     ),
     # flags that contradict each other
-    ("--length 5000", ["--length 5000: ", "--max-tokens"]),  # of a sentence; the default batch has 4,096 tokens
+    ("--length 5000", ["--length 5000: ", "--max-tokens"]),  # tokens of a sentence; the default batch has 4,096
     ("--share-all-embeddings --vocab 3,4", ["--share-all-embeddings: ", "--vocab 3,4"]),
     ("--fp16 --bf16", ["--fp16 and --bf16: "]),
     ("--memory-efficient-bf16 --optimizer deepnet_adam", ["--memory-efficient-bf16: ", "--optimizer deepnet_adam"]),

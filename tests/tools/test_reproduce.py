@@ -227,9 +227,9 @@ def test_a_command_is_another_training_by_the_flag_that_changes_its_results(more
         ("--precision bf16", "figure4 --precision bf16"),  # it is trained in fp32
         ("--pairs", "table1 --pairs de-en"),  # it is bilingual
         ("--text", "table1 --text a b c"),  # it is trained on a paper's corpus
-        ("--data", "normformer_clm --data ."),  # in which there is no binarised text
+        ("--data", "normformer_clm --data ."),  # a folder without binarised text
         # machines
-        ("--nodes 2", "table1 --nodes 2"),  # which nothing would start
+        ("--nodes 2", "table1 --nodes 2"),  # nothing would start the second machine
         ("--launch slurm", "later_methods --launch slurm"),  # a small experiment
         ("--launch slurm", "table1 --smoke --launch slurm"),  # a miniature
         # malformed values
@@ -624,7 +624,7 @@ def test_a_disk_that_is_too_small_for_the_plan_is_told(table1_on_a_cpu, capsys):
 
 
 def test_the_plans_disk_space_is_that_of_the_trainings_and_of_what_they_leave(table1_on_a_cpu):
-    """The most are 3 checkpoints with Adam's moments, the weights of 11 epochs, their average, and 2 files that stay."""
+    """The most are 3 checkpoints with Adam's moments, the weights of 11 epochs, their average and 2 files that stay."""
     planned, text = run.plan(table1_on_a_cpu, tokens=None, rate=None)
     parameters = 64_600_000  # of the row
 

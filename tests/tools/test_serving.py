@@ -155,7 +155,7 @@ def test_first_requests_of_eight_threads_load_the_model_once(served, engine, mon
     """Eight first requests at once are answered as those of one thread are afterwards."""
     loads = []  # an entry for each call of translation.load
     load = translation.load
-    gate = threading.Barrier(8)  # which no thread passes before all have come
+    gate = threading.Barrier(8)  # no thread passes it before all have come
 
     def counted_load(*args, **options):
         loads.append(args)

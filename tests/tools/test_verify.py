@@ -419,7 +419,7 @@ def test_weights_of_a_trained_model_are_not_judged(trained_deepnorm_model):
     result = verify(trained_deepnorm_model, "deepnorm")
 
     assert result.fits
-    assert "LayerNorms" in result.trained  # whose gains show it: they are no ones any more
+    assert "LayerNorms" in result.trained  # trained gains of LayerNorms are no ones any more
     assert "trained, not judged" in {row.verdict for row in result.rows}
     assert "does not fit" not in {row.verdict for row in result.rows}
 

@@ -238,7 +238,7 @@ LAYOUTS = {  # package -> its names
     ),
     "torch": Layout(
         "layers.{}.",
-        "decoder",  # for nothing says that it is an encoder
+        "decoder",  # nothing says that it is an encoder
         {
             "self_attn.in_proj_weight": (3 * WIDTH, WIDTH),  # q, k and v
             "self_attn.out_proj.weight": SQUARE,
@@ -380,7 +380,7 @@ UNREADABLE = {
     "numbers.pt": Unreadable(lambda path: torch.save({"steps": 3}, path), reason="weights"),
     "cut.pt": Unreadable(write_cut_off, reason="truncated"),
     "absent.pt": Unreadable(lambda path: None, reason="no such"),
-    "folder": Unreadable(lambda path: path.mkdir(), reason="model.safetensors"),  # which it lacks
+    "folder": Unreadable(lambda path: path.mkdir(), reason="model.safetensors"),  # the folder lacks this file
 }
 
 
