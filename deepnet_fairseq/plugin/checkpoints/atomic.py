@@ -20,7 +20,7 @@ from ...errors import UserError, causes
 from ...files import whole
 
 LAST = "checkpoint_last"  # how fairseq's name of the newest checkpoint begins
-PREVIOUS = "checkpoint_previous"  # and ours of the one before it
+PREVIOUS = "checkpoint_previous"  # how our name of the one before it begins
 UNFINISHED = ("checkpoint*.pt.*part", "weights*.pt.*part", "crash.pt.*part")  # temporary files of files.whole
 
 
@@ -37,10 +37,10 @@ class SaveError(UserError):
         super().__init__(f"{path}: could not be saved ({self.reason})")
 
 
-def reason_in_words(error: BaseException | None) -> str:
+def reason_in_words(error: BaseException) -> str:
     """Return why writing failed, by the error that it has raised.
 
-    This is the operating system's message, such as "No space left on device", if the error is or was caused by an
+    The reason is the operating system's message, such as "No space left on device", if the error is or was caused by an
     OSError, as torch's errors are; else the first line of the error's message, or its type if it has no message.
     """
     for cause in causes(error):
@@ -57,12 +57,12 @@ def save(content, path: str | Path) -> None:
 
 
 def copy(original, src_path: str, dst_path: str, overwrite: bool = False) -> str:
-    """Give the checkpoint `src_path` the second name `dst_path`, by a hard link, and return `dst_path`.
+    """Give the checkpoint `src_path` the second name `dst_path`, by a hard link if possible, and return `dst_path`.
 
     This replaces fairseq's PathManager.copy, which writes over checkpoint_last.pt and loses it if the run is killed
     meanwhile. A hard link is as good as a copy, because nothing writes into a checkpoint. original: fairseq's function,
     which is not called; overwrite: fairseq's argument, not read: an existing file is replaced in any case. Raises
-    SaveError if the link cannot be made.
+    SaveError if neither a link nor a copy can be made.
     """
     with new_file(dst_path) as part:
         _link(src_path, part)

@@ -1,9 +1,8 @@
 """`--epoch-weights`: keep only the weights that an average of checkpoints reads.
 
-fairseq keeps a whole checkpoint of each epoch, with the optimiser's state, which is six sevenths of it in half
-precision, and a copy of the best one. Where an epoch is short, 400 are written of which ten are read. Here an epoch
-writes only its weights, as weightsN.pt, and only if they may be among those that are averaged; --save-interval-updates
-saves the state that a resume needs.
+fairseq keeps a whole checkpoint of each epoch, most of which is the optimiser's state, and a copy of the best one.
+Where an epoch is short, 400 are written of which ten are read. Here an epoch writes only its weights, as weightsN.pt,
+and only if they may be among those that are averaged; --save-interval-updates saves the state that a resume needs.
 
 The flag is last:N for the weights of the last N epochs, or A-B for those from epoch A to B.
 """
@@ -46,7 +45,8 @@ def may_be_wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_updat
 
     flag: its value, last:N or A-B; epoch: from 1; updates: made so far; max_epoch, max_update: limits of the training,
     0 for none. If max_update ends it, the last epoch is predicted from the number of updates that an epoch has had so
-    far. For last:N the answer is True for the last N + 1 epochs by that, because the prediction may be off by one.
+    far. For last:N the answer is True for one epoch more than N, because the prediction may be off by one; and always
+    if there is no limit.
     """
     match = WHICH.fullmatch(flag)
     if match[2]:  # A-B
@@ -72,7 +72,7 @@ def weights_file(cfg, flag: str, epoch: int, suffix: str) -> WeightsFile:
 
 
 def surely_goes_on(cfg, limits, epoch: int, updates: int) -> bool:
-    """Return whether the training certainly continues after `epoch` and is saved by --save-interval-updates.
+    """Return whether no flag of fairseq's ends the training after `epoch`, and --save-interval-updates saves it.
 
     The checkpoint of the epoch is not needed then. cfg: the config's section for checkpoints; limits: the config's
     section for optimisation, which says when the training ends; updates: made so far.
@@ -117,5 +117,5 @@ def remove_old(folder: Path, flag: str, suffix: str) -> None:
 
     files.sort()
     for _epoch, path in files[: -int(kept)]:
-        with suppress(OSError):  # it only takes space
+        with suppress(OSError):  # a file that stays only takes space
             os.remove(path)

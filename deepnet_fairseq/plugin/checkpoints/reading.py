@@ -1,7 +1,7 @@
 """Read checkpoints: only plain data is unpickled, and a file that cannot be used is refused in one line.
 
-torch stores a checksum for every tensor and never checks it; this module verifies each file before it is read. A file
-is whole if all checksums agree, else damaged. A resume takes the last checkpoint, or the newest that is whole.
+torch stores a checksum for every tensor and never checks it; this module verifies them before a file is read. A file is
+whole if all checksums agree, else damaged. A resume takes the last checkpoint, or else the newest that is whole.
 
 torch >= 2.6 loads with its weights_only unpickler, which knows tensors and containers. fairseq also writes the classes
 of allow_plain_data; each holds data, none runs code when it is rebuilt. This module also checks that weights are finite
@@ -135,7 +135,7 @@ def load_or_explain(load, path, *args, **kwargs):
         raise UserError(path, "no such file; name a checkpoint of fairseq-train") from error
     except pickle.UnpicklingError as error:
         raise UserError(_refusal(path, str(error))) from error
-    except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:  # it was read, but lacks an entry
+    except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:  # it was read, but lacks something
         raise UserError(path, f"not a checkpoint of fairseq ({_short(error)})") from error
     except Exception as error:  # readers of damaged files raise errors of every kind
         raise UserError(
@@ -154,9 +154,9 @@ def _check_ordinary(path: str) -> None:
 
 @contextlib.contextmanager
 def explaining_unusable(filename: str) -> Iterator[None]:
-    """Turn the errors of a context that resumes from the checkpoint `filename` into a UserError that names the file.
+    """Turn errors of a context that resumes from the checkpoint `filename` into a UserError that names the file.
 
-    fairseq raises them where the state of an optimiser or a schedule does not fit the flags.
+    These are the errors that fairseq raises where the state of an optimiser or a schedule does not fit the flags.
     """
     _check_ordinary(filename)
     try:

@@ -17,7 +17,7 @@ RULES_OF_OLD_ONES = ("keep_interval_updates", "keep_last_epochs", "keep_best_che
 
 def check_settings(cfg) -> None:
     """Raise a UserError for settings by which no save succeeds; cfg: the config's section for checkpoints."""
-    if cfg.write_checkpoints_asynchronously:  # this needs iopath, with which fairseq writes no checkpoint_last.pt
+    if cfg.write_checkpoints_asynchronously:  # the flag needs iopath, with which fairseq writes no checkpoint_last.pt
         raise UserError("--write-checkpoints-asynchronously", "not supported; drop it")
     suffix = cfg.checkpoint_suffix or ""
     if "_" in suffix and cfg.keep_best_checkpoints > 0:
@@ -29,7 +29,8 @@ def check_settings(cfg) -> None:
 def on_cpu(state: dict) -> dict:
     """Return a state (nested dicts and lists) with every tensor on the CPU, in float32 if it is in half precision.
 
-    Tensors that share their memory, as tied embeddings do, still share it, so that torch.save writes them once.
+    Tensors of the same memory and shape, as tied embeddings, still share their memory, so that torch.save writes them
+    once.
     """
     moved: dict[tuple, Tensor] = {}  # address, dtype, shape and stride of a tensor -> its copy
 
@@ -45,7 +46,7 @@ def on_cpu(state: dict) -> dict:
 
 
 def describe_resume(cfg) -> str:
-    """Return a clause for log lines: which checkpoint a resume would start from.
+    """Return a clause for log lines: which checkpoint a resume would start from, if none of the files is damaged.
 
     cfg: the config's section for checkpoints.
     """

@@ -113,7 +113,7 @@ def origin_of(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[
     # the settings of the task: in the config, or among all arguments in a checkpoint of an old release of fairseq
     cfg = content.get("cfg")
     section = cfg.get("task") if isinstance(cfg, Mapping | DictConfig) else content.get("args")
-    if isinstance(section, argparse.Namespace):  # the arguments, which the config too has of a task without a dataclass
+    if isinstance(section, argparse.Namespace):  # all arguments; a config has them too, for a task without a dataclass
         section = {"_name": getattr(section, "task", None)} | vars(section)
     elif isinstance(section, DictConfig):
         section = OmegaConf.to_container(section, enum_to_str=True)
@@ -208,13 +208,14 @@ def describe_mismatch(origin: dict[str, Any], present: Digests, data: str | None
 
 
 def preparation_advice(origin: dict[str, Any], data: str | None) -> str:
-    """Return the advice in an error message: how to prepare data for the model of a checkpoint.
+    """Return the advice in an error message: how to get data that fit the model of a checkpoint.
 
     origin: the checkpoint's; data: folders of the data that do not fit it, None if they have none.
     """
     own_folder = split_paths(str(origin["task"].get("data") or "DATA"))[0]  # DATA where it is not known
     if data is not None and _same_folder(own_folder, data):
         return "the data of its run have been prepared again since: take a run on these data, or a copy of the old ones"
+    # a checkpoint without settings of a task is taken for one of translation
     is_translation = str(origin["task"].get("_name") or "translation").startswith("translation")
     if is_translation:
         return f"prepare the text with `deepnet prepare text --like {shlex.quote(origin['file'])}`"
@@ -299,7 +300,7 @@ def loading_by_symbol(trainer: Any, path: str, reset_optimizer: bool) -> Iterato
     UserError on all ranks if the checkpoint has another vocabulary and --new-vocabulary is not given, or is given with
     settings that do not go with it.
     """
-    new_vocabulary = bool(getattr(trainer.cfg.model, "new_vocabulary", False))
+    new_vocabulary = bool(getattr(trainer.cfg.model, "new_vocabulary", False))  # another package's model lacks the flag
     rows = agreement.broadcast_from_first(lambda: old_rows_of_symbols(path, trainer.task, new_vocabulary))
     if rows is None:  # the same vocabulary, or nothing to compare
         yield
@@ -364,7 +365,7 @@ def task_of_origin(origin: dict[str, Any]) -> Any | None:
 def _tasks_log_no_info():
     """Let fairseq's tasks log nothing below a warning in the context.
 
-    They would log the sizes of their dictionaries, here of those of another run.
+    The tasks would log the sizes of their dictionaries, which here are those of another run.
     """
     logger = logging.getLogger("fairseq.tasks")
     level = logger.level
