@@ -1,7 +1,8 @@
 """Collectives over all ranks of a training: broadcast, all-gather, maximum, barrier.
 
 All ranks must make the same calls in the same order, because each collective waits for the others; has_several_ranks
-and is_first are no collectives. In a training of one process each call returns at once, with that process's value.
+and is_first are no collectives. In a training of one process each call returns at once, with that process's value; only
+cpu_group needs a process group.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def all_gather(mine, group=None) -> list:
 def cpu_group():
     """Return a group of all ranks that exchanges what is on the CPU, by gloo; all ranks must call this.
 
-    That is the default group where it is gloo's, else a new one. While a new one is made, gloo may wait forever for a
-    process that is killed in the same moment.
+    The default group is returned if it is gloo's, else a new one is made. Meanwhile gloo may wait forever for a process
+    that is killed in the same moment.
     """
     if distributed.get_backend() == "gloo":
         return distributed.group.WORLD

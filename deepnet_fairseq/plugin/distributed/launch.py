@@ -32,13 +32,13 @@ from ...errors import UserError, causes, user_error_line
 from ...wording import counted
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # environment variable that torchrun sets for its processes
-TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # those that say where a process belongs
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # variables that say where a process belongs
 # words in errors of gloo, NCCL and torch's store where another process is gone or cannot be reached
 LOST = re.compile(
     r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|time[d ]*out|heartbeat|not all ranks|\b(TCP)?store\b",
     re.I,
 )
-# passed to the processes that are started here, which then save
+# signals that are passed on to the processes that are started here, which then save
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -124,7 +124,8 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
     Without --distributed-init-method they are all ranks of the training. With it the training may have several
     machines, and they are the ranks from --distributed-rank on: one for each GPU, or --distributed-num-procs on CPUs.
     Where a process fails, this one exits with the status of the first one that failed, or raises a UserError with its
-    message. kwargs: further arguments of main; the other arguments are those of call_main.
+    message; also a UserError if a signal has ended a process. kwargs: further arguments of main; the other arguments
+    are those of call_main.
     """
     section = cfg.distributed_training
     first_rank = section.distributed_rank or 0
@@ -170,7 +171,7 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
 def end_with_launcher() -> None:
     """End this process when its launcher ends, if torchrun or srun has started it; called by register().
 
-    It is cached so that a second call starts no second thread.
+    The function is cached, so that a second call starts no second thread.
     """
     if LAUNCHED in os.environ or _started_by_srun():
         end_with(os.getppid())

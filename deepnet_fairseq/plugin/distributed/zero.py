@@ -1,6 +1,6 @@
 """`--zero-sharding os`: each process keeps a part of Adam's state (ZeRO stage 1, optimisers/shard.py).
 
-fairseq's own needs fairscale; this one does not.
+fairseq's own sharding needs fairscale; this one does not.
 """
 
 from __future__ import annotations

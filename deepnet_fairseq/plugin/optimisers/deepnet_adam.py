@@ -141,7 +141,7 @@ class Adam(torch.optim.Optimizer):
         return self.shard is not None
 
     def consolidate_state_dict(self) -> None:
-        """Fill `gathered` on the first process; fairseq's trainer calls this on all, before state_dict.
+        """Fill `gathered` on the first process; fairseq's trainer calls this on all processes before state_dict.
 
         In half precision the parameter's float32 weight is put beside its state, under WEIGHT.
         """
@@ -154,7 +154,7 @@ class Adam(torch.optim.Optimizer):
             is_float32_copy = p is not self.shard.parameters[number]  # else p is the model's own parameter
             if is_float32_copy:
                 entry[WEIGHT] = p.data
-            if entry:  # none in float32, for a parameter that was never updated
+            if entry:  # empty in float32, for a parameter that was never updated
                 entries[number] = entry
         self.gathered = self.shard.gather(entries)
 
@@ -188,7 +188,7 @@ class Adam(torch.optim.Optimizer):
         """
         parameters = self.param_groups[0]["params"] if self.shard is None else self.shard.parameters
         saved_group = state_dict["param_groups"][0]
-        step_of_all = saved_group.get("step", 0)  # apex keeps one count for all parameters
+        step_of_all = saved_group.get("step", 0)  # apex keeps one count for all parameters, others one in each entry
 
         # the parameters are matched by their order; the saved numbers need not be 0, 1, 2, ...
         saved_numbers = []
@@ -337,7 +337,7 @@ class HalfPrecisionOptimizer(DeepFP16):
     def prepare_gradients(self) -> None:
         """Make the tensors of the float32 gradients, in the layout of the float32 weights; they have no values yet.
 
-        They are the `grad` of the float32 weights, which Adam reads.
+        Each tensor is the `grad` of its float32 weight, which Adam reads.
         """
         updated = [p for p in self.param_groups[0]["params"] if p.numel()]  # ZeRO's other parameters are empty
         for p in updated:
@@ -567,13 +567,14 @@ class DeepnetAdam(FairseqAdam):
         return norm.cpu() if self.reads_norm else norm
 
     def step(self, closure=None, scale: float = 1.0, groups=None) -> None:
-        """Make an update; under ZeRO each process then sends the weights that it has updated to all.
+        """Make an update; under ZeRO in float32 each process then sends the weights that it has updated to all.
 
         The arguments are those of FairseqOptimizer.step.
         """
         super().step(closure, scale, groups)
-        in_half_precision = self.norm_parameters is not None  # HalfPrecisionOptimizer sends the weights then
-        if self.optimizer.shard is not None and not in_half_precision:
+        # in half precision HalfPrecisionOptimizer sends them; under ZeRO it has set norm_parameters
+        sent_later = self.norm_parameters is not None
+        if self.optimizer.shard is not None and not sent_later:
             self.optimizer.shard.broadcast_weights()
 
     def zero_grad(self) -> None:

@@ -69,11 +69,11 @@ def _set_attributes(values: dict) -> None:
 class ExactState:
     """Mixin for fairseq's optimisers for half precision, which also saves and loads what they lose at a resume.
 
-    That is the float32 weights and the counts of the loss scale (float32_weights.py).
+    fairseq's optimisers lose the float32 weights and the counts of the loss scale (float32_weights.py).
     """
 
     def state_dict(self) -> dict:
-        """Return fairseq's state with the two added."""
+        """Return fairseq's state, and add the float32 weights and the counts of the loss scale."""
         return float32_weights.with_weights(self, super().state_dict())
 
     def load_state_dict(self, state_dict: dict, optimizer_overrides=None) -> None:
@@ -127,9 +127,10 @@ DeepAMP.__name__ = AMPOptimizer.__name__
 def build_optimizer(cfg, params: list):
     """Build the optimiser for half precision that the flags ask for.
 
-    It is a wrapper around the optimiser of --optimizer. With --fp16 or --bf16 the class of that optimiser may have a
-    wrapper of its own, its attribute `half_precision`, as DeepnetAdam has. cfg: fairseq's whole config; params: the
-    model's trained parameters. Raises a UserError for an optimiser that does not support half precision.
+    The result is a wrapper around the optimiser of --optimizer. With --fp16 or --bf16 the class of that optimiser may
+    have a wrapper of its own, its attribute `half_precision`, as DeepnetAdam has. cfg: fairseq's whole config; params:
+    the model's trained parameters. Raises a UserError for an optimiser that supports half precision in another form
+    only: without flat gradients, or with float32 weights (not --memory-efficient-fp16 or -bf16).
     """
     common = cfg.common
     name = cfg.optimizer._name
@@ -154,9 +155,9 @@ def build_optimizer(cfg, params: list):
 def gradient_scale(optimizer: Any) -> float | Tensor:
     """Return the factor by which the parameters' `grad` must be multiplied to be the gradient of the mean loss.
 
-    It undoes the loss scale, and divides by the number of tokens. FP16Optimizer, MemoryEfficientFP16Optimizer and
-    deepnet_adam multiply no earlier than in their step, and keep the factor in _multiply_factor. AMPOptimizer has
-    divided by the number of tokens already; any other optimiser has multiplied already, its factor is 1.0.
+    The factor undoes the loss scale, and divides by the number of tokens. FP16Optimizer, MemoryEfficientFP16Optimizer
+    and deepnet_adam multiply no earlier than in their step, and keep the factor in _multiply_factor. AMPOptimizer has
+    divided by the number of tokens already; any other optimiser has multiplied already, and its factor is 1.0.
     """
     if isinstance(optimizer, AMPOptimizer):
         return 1 / optimizer.scaler.get_scale()

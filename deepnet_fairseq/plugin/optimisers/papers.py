@@ -35,10 +35,11 @@ class RAdamConfig(FairseqDataclass):
 class PatientRAdam(torch.optim.RAdam):
     """torch's RAdam, but without steps while the variance of the adaptive learning rate is not tractable.
 
-    It is not while rho_t, the length of the moving average of squared gradients, is at most 5 (Liu et al. 2020,
-    algorithm 2): with beta2 = 0.98 in the first 5 updates. In these torch steps by the momentum alone, without the
-    second moment. Admin's authors make no step in them, but apply weight decay and update the moments, and so does this
-    class. Parameters in half precision are updated in float32, one after the other, and their moments are float32.
+    The variance is not tractable while rho_t, the length of the moving average of squared gradients, is at most 5 (Liu
+    et al. 2020, algorithm 2): with beta2 = 0.98 in the first 5 updates. In these torch steps by the momentum alone,
+    without the second moment. Admin's authors make no step in them, but apply weight decay and update the moments, and
+    so does this class. Parameters in half precision are updated in float32, one after the other, and their moments are
+    float32.
     """
 
     # what fairseq requires of an optimiser for --fp16 and --memory-efficient-fp16
@@ -197,7 +198,7 @@ def clip_apart(trainer) -> None:
         parameters |= dict.fromkeys(module.parameters())
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if grads:
-        # The limit is for gradients of the mean loss. These are not yet if the optimiser multiplies them later, to undo
-        # the loss scale and to divide by the number of tokens.
+        # The limit is for gradients of the mean loss. An optimiser may have to multiply `grads` for that, to undo the
+        # loss scale and to divide by the number of tokens; gradient_scale is the factor.
         norm = torch.linalg.vector_norm(torch.stack(grads)) * gradient_scale(trainer.optimizer)
         torch._foreach_mul_(grads, (limited[0].gradient_clip / norm).clamp(max=1))
