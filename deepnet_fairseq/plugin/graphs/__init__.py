@@ -8,8 +8,8 @@ replay launches these kernels again, without Python, and reads what lies at the 
 needs tensors of fixed shape at a fixed address.
 
 settings.py reads the flag and says why a training goes on without graphs. shapes.py chooses the padded shapes, each of
-which has a graph. static_batch.py and gradients.py hold the tensors at fixed addresses, capture.py captures
-and replays, lint.py finds operations that cannot be captured. step.py joins them into the step of a batch, and
-optimiser_copies.py has two more graphs for the optimiser in half precision. With several processes data_parallel.py
-takes the place of DDP.
+which has a graph. static_batch.py and gradients.py hold the tensors at fixed addresses, capture.py captures and
+replays, lint.py finds operations that cannot be captured, and kernels.py has faster kernels for a graph. step.py joins
+them into the step of a batch, and optimiser_copies.py has two more graphs for the optimiser in half precision. With
+several processes data_parallel.py takes the place of DDP.
 """

@@ -17,7 +17,7 @@ BUCKET = 2**28  # bytes that torch joins and sends at a time
 
 
 class GraphedDataParallel(nn.Module):
-    """Stands where DDP stands, for a model whose batches are computed by `graphs`, or some without them.
+    """Stands where DDP stands, for a model of which `graphs` computes most batches, and fairseq the others.
 
     In the beginning all processes get the model's weights and buffers of the first one, as with DDP. Every pass adds to
     the parameters' `grad`; fairseq calls all_reduce_grads, if a wrapper has it, before it clips the gradients.

@@ -1,6 +1,6 @@
 """Find the operations of a training step that cannot be captured in a CUDA graph: those on whose result the CPU waits.
 
-For instance tensor.item(), or an index by a mask, whose result has as many rows as the mask has ones.
+Such operations are tensor.item(), and an index by a mask, whose result has as many rows as the mask has ones.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ AUTO = "auto"  # time a batch with and without a graph before the first update, 
 # Number of shapes with AUTO. On IWSLT-14's batches of 4,096 tokens 32 shapes make batches 12% larger by padding, 16
 # shapes 25%, 64 shapes 8%.
 AUTO_SHAPES = 32
-# --ddp-backend that averages gradients, as GraphedStep.average_gradients does in its place
+# values of --ddp-backend that average gradients, as GraphedStep.average_gradients does in their place
 AVERAGING = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp")
 KEY = "deepnet_cuda_graphs"  # in a checkpoint's extra_state: GraphedStep.for_checkpoint, 0 without graphs
 
@@ -44,8 +44,8 @@ def parse_cuda_graphs(flag: str | None) -> int | str | None:
 def after_resume(flag: str | None, began_with: int | str) -> int | str:
     """Return the setting of a resumed training: a number of shapes, 0 for no graphs, or AUTO.
 
-    That is the setting it began with, so that it computes the same numbers as without the interruption. The flag has
-    an effect in two cases: 0 ends the graphs, and a number replaces an AUTO that has decided nothing yet.
+    A training keeps the setting it began with, so that it computes the same numbers as without the interruption. The
+    flag has an effect in two cases: 0 ends the graphs, and a number replaces an AUTO that has decided nothing yet.
 
     flag: --cuda-graphs of the resumed run, None if it is not given; began_with: the entry KEY of the checkpoint, 0 for
     one without the entry.

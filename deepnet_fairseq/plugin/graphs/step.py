@@ -1,8 +1,9 @@
 """Compute a batch of training by a graph: copy it into a static batch, replay the graph, and return loss and log.
 
 The passes of a batch are the forward pass of the model, the loss, and the backward pass of the scaled loss. A graph
-holds the passes of a batch of one shape, and the addition of its gradients to the buffers. Batches that fit into no
-graph are computed by fairseq as always, and may be mixed with the others in one update.
+holds the passes of a batch of one shape, and the addition of its gradients to the buffers. A shape covers a batch that
+is no larger in any dimension (shapes.py). Batches that no graph's shape covers are computed by fairseq as always, and
+may be mixed with the others in one update.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ MORE_SHAPES = 1 / 4  # new shapes that each later epoch may add, as a share of G
 class Processes(NamedTuple):
     """The processes that train together, each with batches of its own.
 
-    Both are torch's process groups: one over which gradients are added up, on the training's device, and one of gloo,
-    over which decisions are exchanged on the CPU.
+    The entries are two of torch's process groups: one over which gradients are added up, on the training's device, and
+    one of gloo, over which decisions are exchanged on the CPU.
     """
 
     of_gradients: Any
@@ -87,8 +88,8 @@ class GraphedStep:
     # set by _look_through
     model: nn.Module
     optimizer: Any
-    timed_modules: list[Any]  # those among them that have set_num_updates, and so change with the number of updates
-    module_numbers: list[tuple]  # of timed_modules at that time, as _numbers_of_modules returned them
+    timed_modules: list[Any]  # modules of model and criterion that change with the number of updates
+    module_numbers: list[tuple]  # what _numbers_of_modules returned for timed_modules before the first capture
     buffers: GradientBuffers
     scale: Tensor  # (), by which the graphs multiply the loss
     tensor_names: Any  # of the first sample's tensors
@@ -124,7 +125,8 @@ class GraphedStep:
         self.compare = compare
         self.restart = restart
         self.processes = processes
-        self.criterion: Any = None  # and `modules`, those of model and criterion: set by _look_through
+        # the loss, and the modules of model and loss; set by _look_through
+        self.criterion: Any = None
         self.modules: list[nn.Module] = []
         self.obstacle: str | None = None  # why no batch is computed by a graph any more; None while graphs are in use
         # arrays of shapes, (N, 2 or 3) once there are any
@@ -213,8 +215,9 @@ class GraphedStep:
     def _can_read(self, sample: dict[str, Any]) -> bool:
         """Return whether a graph can read all entries of a sample.
 
-        If none ever can, because of an entry or tensor that StaticBatch does not know, the training goes on without
-        graphs. A sample that only has other tensors than the first one returns False too, and is left to fairseq.
+        If no graph ever can, because of an entry or tensor that StaticBatch does not know, the training goes on without
+        graphs. The answer is False too for a sample that only has other tensors than the first one, which fairseq then
+        computes.
         """
         unknown = [name for name in sample if name not in KNOWN]
         if "target" in sample:
@@ -232,7 +235,7 @@ class GraphedStep:
     def _set_scale(self, dummy: bool) -> None:
         """Set `scale`, by which the graph multiplies the loss.
 
-        It is fairseq's loss scale; 0 for a dummy batch; 1 in float32 and with --bf16, which have no loss scale.
+        The factor is fairseq's loss scale; 0 for a dummy batch; 1 in float32 and with --bf16, without a loss scale.
         """
         if dummy:
             self.scale.zero_()
@@ -273,8 +276,8 @@ class GraphedStep:
     def average_gradients(self) -> None:
         """Average the parameters' gradients over the processes, after the last batch of an update.
 
-        All processes must call this. One collective for each dtype of the parameters, whatever their number. Gradients
-        are divided before they are added up, as DDP does it: in half precision the sum of all may overflow.
+        All processes must call this. It takes one collective for each dtype of the parameters, whatever their number.
+        Gradients are divided before they are added up, as DDP does it: in half precision the sum of all may overflow.
         """
         if self.processes is None:
             return
@@ -402,7 +405,7 @@ class GraphedStep:
     def _static_batch(self, sample: dict[str, Any], shape: Shape) -> StaticBatch:
         """Return a static batch of a shape, to try the passes with.
 
-        It holds the sample if the shape covers it, else nothing but padding.
+        The batch holds the sample if the shape covers it, else nothing but padding.
         """
         batch = StaticBatch(sample, shape, self.pad_index)
         if shapes.covering(shape_of(sample), numpy.array([shape])):
@@ -426,7 +429,7 @@ class GraphedStep:
             before = self._random_state()
             gradients, outputs = self.device.warm_up(passes)
             draws = any(not torch.equal(*states) for states in zip(before, self._random_state(), strict=True))
-        recomputes = any(getattr(module, "recomputed_layers", 0) for module in self.modules)
+        recomputes = any(getattr(module, "recomputed_layers", 0) for module in self.modules)  # stacks have this
         if recomputes and draws:
             self._give_up("--checkpoint-activations draws random numbers a second time; set all dropouts to 0")
             return
@@ -582,7 +585,7 @@ class GraphedStep:
     def _give_up(self, why: str) -> None:
         """Compute no more batches by graphs: set `obstacle` to `why`, and log it.
 
-        Also frees the memory of the graphs. Only the first call does anything.
+        This also frees the memory of the graphs, and sets the modules back. Only the first call does anything.
         """
         if self.obstacle is not None:
             return
@@ -599,7 +602,7 @@ class GraphedStep:
             self.criterion.masks_padding = with_graphs
         for module in self.modules:
             if isinstance(module, Stack):
-                # else --checkpoint-activations reads the state of a random generator, which a capture forbids
+                # if True, --checkpoint-activations reads the state of a random generator, which a capture forbids
                 module.recomputes_random_numbers = not with_graphs
             elif isinstance(module, DeepModel):
                 # spares model.train() the walk through all modules at each batch
@@ -620,7 +623,7 @@ class GraphedStep:
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Return whether a module has a forward or backward hook from outside of this package.
 
-    A replay runs no Python and so calls no hook. The package's own hook can be missed: it protects a batch's dicts
+    A replay runs no Python and so calls no hook. The package's own hook need not be called: it protects a batch's dicts
     against changes by the loss (DeepTask), which does not run in a replay.
     """
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
