@@ -1,6 +1,6 @@
 """Train, save, resume and load the models of the core with fairseq; patches.py lists the changes to fairseq.
 
-This file silences warnings that appear at every start and that a user can do nothing about, by their exact text.
+This file silences warnings that a user can do nothing about, by patterns of their text.
 """
 
 import logging
@@ -25,21 +25,24 @@ MESSAGES = (
 
 
 def silence() -> None:
-    """Ignore the warnings in MESSAGES and a log line that asks for tensorboardX.
+    """Ignore the warnings in MESSAGES, an overflow in fairseq's text blocks, and a log line that asks for tensorboardX.
 
-    Call it before fairseq is imported, which gives some of them then. A second call changes nothing.
+    Call this before fairseq is imported, because the import gives some of them. A second call changes nothing.
     """
     for message in MESSAGES:
         warnings.filterwarnings("ignore", message=message)
-    # at an empty line of text, which is one token, fairseq computes 1 - 2 in unsigned numbers: the end of a target that
-    # only --past-target reads
+    # for an empty line of text, which is one token, fairseq computes 1 - 2 in unsigned numbers; the result is the end
+    # of past_target, which only --past-target reads
     overflow = "overflow encountered in scalar subtract"
     warnings.filterwarnings("ignore", overflow, RuntimeWarning, r"fairseq\.data\.token_block_dataset")
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 
 def calm_root_logger() -> None:
-    """Set the root logger, which importing fairseq sets to DEBUG, to INFO and fairseq's own format."""
+    """Set the root logger, which importing fairseq sets to DEBUG, to INFO and fairseq's own format.
+
+    A logger with another level, or a level that the environment variable LOGLEVEL has chosen, stays as it is.
+    """
     root = logging.getLogger()
     if "LOGLEVEL" not in os.environ and root.level == logging.DEBUG:
         root.setLevel(logging.INFO)

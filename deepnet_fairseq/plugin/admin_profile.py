@@ -1,8 +1,8 @@
 """Measure, read and write the profiles of the method Admin, and set a model's omegas by one before its training.
 
 A profile holds one omega, the weight of the shortcut, for each residual branch; core/profile.py measures it on one
-batch. A training does so (--admin-profile auto) when its first batch is known and before there is an optimiser;
-`deepnet profile` does nothing else.
+batch. A training with --admin-profile auto measures its profile when its first batch is known, and before there is an
+optimiser; `deepnet profile` does nothing else.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Profile:
             raise UserError(f"--admin-profile {path}", "its branches are not those of this model; profile it anew")
 
         for name, value in dropouts(model).items():
-            if self.dropout.get(name, value) != value:
+            if self.dropout.get(name, value) != value:  # a file that was written by hand may lack the name
                 other = f"--{name.replace('_', '-')} {self.dropout[name]}"
                 logger.warning(f"--admin-profile {path}: taken with {other}, this model has {value}")
 

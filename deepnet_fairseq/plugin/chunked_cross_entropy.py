@@ -1,7 +1,7 @@
 """Criteria that compute fairseq's cross_entropy and label_smoothed_cross_entropy in less memory.
 
-They are `--criterion chunked_cross_entropy` and `chunked_label_smoothed_cross_entropy`; chunked_loss.py computes the
-loss. Shapes: B sentences, T tokens of the longest one, N tokens of a batch, C width, V vocabulary.
+Their names are `--criterion chunked_cross_entropy` and `chunked_label_smoothed_cross_entropy`; chunked_loss.py computes
+the loss. Shapes: B sentences, T tokens of the longest one, N tokens of a batch, C width, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -68,8 +68,8 @@ class Chunked:
         """Return the batch's loss (a sum over tokens, nats), its sample size and the values to log.
 
         model: may be wrapped in DistributedDataParallel; sample: fairseq's batch; reduce: False for a loss of each
-        token. That, --report-accuracy and --ignore-prefix-size need all logits at once, so fairseq's own forward
-        computes them.
+        token. Such losses, --report-accuracy and --ignore-prefix-size need all logits at once, and are left to
+        fairseq's own forward.
         """
         if not reduce or self.report_accuracy or self.ignore_prefix_size:
             return super().forward(model, sample, reduce)
@@ -115,8 +115,8 @@ def projection(model: nn.Module, criterion: str = LABEL_SMOOTHED) -> Tensor:
     """Return the matrix (V, C) of a model's output projection, which turns features into scores.
 
     model: may be wrapped in DistributedDataParallel (DDP); criterion: the name of --criterion, for messages. Raises a
-    UserError, naming the flag, if there is no such matrix. It also does so under --find-unused-parameters: DDP would
-    then take the matrix for unused, because it is multiplied outside of the model's forward.
+    UserError, naming the flag, if there is no such matrix; also under --find-unused-parameters, because DDP would take
+    the matrix for unused: the product with it is computed outside of the model's forward.
     """
     if getattr(model, "find_unused_parameters", False):
         raise UserError(

@@ -53,7 +53,7 @@ def label_smoothed_loss(
         weight = weight.to(dtype)
 
     if not chunk:
-        logits_bytes = LOGITS_BYTES.get(device, LOGITS_BYTES["cuda"])
+        logits_bytes = LOGITS_BYTES.get(device, LOGITS_BYTES["cuda"])  # another accelerator counts as a GPU
         bytes_a_token = 4 * weight.size(0)  # in float32
         chunk = max(FEWEST_TOKENS, logits_bytes // bytes_a_token)
 

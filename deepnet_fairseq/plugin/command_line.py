@@ -49,9 +49,9 @@ UNSUPPORTED = {  # setting and value, which fail with our models -> why
 
 
 def explain_uncaught() -> None:
-    """Make fairseq's own programs print an uncaught UserError in one line; do nothing in other programs.
+    """Make fairseq's own programs print an uncaught mistake of a user in one line; do nothing in other programs.
 
-    They are started as fairseq-train, for example, or by `python -m fairseq_cli.train`.
+    fairseq's programs are started as fairseq-train, for example, or by `python -m fairseq_cli.train`.
     """
     program = Path(sys.argv[0])
     if program.name.startswith("fairseq") or program.parent.name == "fairseq_cli":
@@ -59,7 +59,10 @@ def explain_uncaught() -> None:
 
 
 def _print_one_line(kind, error, traceback) -> None:
-    """Print a UserError, or an error of a --user-dir's files, in one line, others as Python does; a sys.excepthook."""
+    """Print an error that the user can mend in one line, any other as Python does; a sys.excepthook.
+
+    The user can mend what user_error_line explains, and an error in the files of a --user-dir.
+    """
     line = user_error_line(_of_user_dir(error, traceback))
     if line:
         print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
@@ -68,10 +71,10 @@ def _print_one_line(kind, error, traceback) -> None:
 
 
 def _of_user_dir(error, traceback) -> BaseException:
-    """Return a UserError for an error while fairseq imported a --user-dir, any other error as it is.
+    """Return what import_error makes of an error that came while fairseq imported a --user-dir; any other as it is.
 
-    fairseq's own function runs there, and not ours of patches.py: it was called before the folder's file has called
-    register().
+    fairseq's own import_user_module has run then, and not ours of patches.py: it was called before a file of the folder
+    called register().
     """
     for frame, _line in walk_tb(traceback):
         if frame.f_code.co_name == "import_user_module" and frame.f_globals.get("__name__") == "fairseq.utils":
@@ -131,7 +134,7 @@ def _add_our_flags_to_help(parser: argparse.ArgumentParser, words: list[str]) ->
 
 
 def read_input(buffered_read, name: str, size: int) -> Iterator[list[str]]:
-    """Yield fairseq-interactive's input, `size` lines at a time, without the blanks at the ends of lines.
+    """Yield fairseq-interactive's input, `size` lines at a time, without the blanks at both ends of each line.
 
     buffered_read: fairseq's function, which this one replaces and does not call; name: of the input file, "-" for
     standard input. Raises a UserError, naming the line, for a line that is not UTF-8.
@@ -150,8 +153,9 @@ def _check_flags(args: argparse.Namespace) -> None:
     are read here may be missing.
     """
     task = getattr(args, "task", None)
-    model = archs.MODELS.get(getattr(args, "arch", None))  # None for another package's architecture
-    if model and TASKS.get(task, model) != model:
+    # None for another package's architecture, and in a program without --arch
+    model = archs.MODELS.get(getattr(args, "arch", None))
+    if model and TASKS.get(task, model) != model:  # a task that is not in TASKS may train any model
         tasks_of_model = [name for name, trained_model in TASKS.items() if trained_model == model]
         raise UserError(f"--task {task}", f"--arch {args.arch} is trained by --task {tasks_of_model[0]}")
 
@@ -197,7 +201,7 @@ def _check_training_flags(args: argparse.Namespace) -> None:
     zero.check_settings(setting)
     if args.optimizer == deepnet_adam.NAME:
         deepnet_adam.check_settings(setting)
-    if args.arch not in archs.PRESETS:  # another package's model, without the flags that are checked below
+    if args.arch not in archs.PRESETS:  # another package's model; what follows is about ours
         return
 
     _cfg, method = flags.config_and_method(**vars(args))
@@ -206,13 +210,13 @@ def _check_training_flags(args: argparse.Namespace) -> None:
         if getattr(args, flag) == value:
             raise UserError(f"--{flag} {value}", reason)
     if method.profiled and not _resumes(args):
-        profile_of_source(method.profile)  # raises a UserError if it is missing or broken
+        profile_of_source(method.profile)  # raises a UserError without --admin-profile, or if its file is no profile
 
 
 def _resumes(args: argparse.Namespace) -> bool:
     """Return whether fairseq will load a checkpoint before it trains.
 
-    It does if a file exists that --restore-file, --finetune-from-model or --continue-once names. args: the parsed
+    fairseq does if a file exists that --restore-file, --finetune-from-model or --continue-once names. args: the parsed
     command line of fairseq-train.
     """
     last = args.restore_file

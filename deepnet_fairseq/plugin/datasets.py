@@ -1,7 +1,7 @@
 """Check binarised data when they are opened, batch them without losing a sentence, and find a place in an epoch again.
 
 With broken data fairseq ends in the middle of an epoch, on a GPU with a failed device assertion, or trains on garbage.
-It reads binarised files whole when it opens them, so checking all tokens costs little more.
+fairseq reads binarised files whole when it opens them, so checking all tokens costs little more.
 
 A "place" is the state of fairseq's iterator over an epoch, which a checkpoint holds: {"epoch": from 1,
 "iterations_in_epoch": batches that each process has done in it, ...}, with the three entries named below.
@@ -41,7 +41,7 @@ def open_checked(make, path: str, impl, *args, dictionary=None, **kwargs):
 
     make: fairseq's function, which gets path, impl and the other arguments and whose result is returned; path: of the
     files without .idx and .bin; impl: --dataset-impl, None to find out; dictionary: of the tokens, None if it is not
-    known. A missing file is left to fairseq. Files of the old format (lazy, cached) are told by their beginning only.
+    known. A missing index is left to fairseq. Of the old format (lazy, cached) only the first bytes are checked.
     """
     index = indexed_dataset.index_file_path(path)
     if impl in ("mmap", "cached", "lazy", None) and os.path.exists(index):
@@ -57,7 +57,8 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
     """Raise a UserError, naming the file, if PATH.idx and PATH.bin are not what fairseq-preprocess writes.
 
     path: without .idx and .bin; vocabulary: size of the dictionary, which is above the number of every token; None if
-    it is not known, and then tokens are not checked. Only the index is copied to memory.
+    it is not known, and then tokens are not checked. Only the index is copied to memory. Raises an OSError if a file is
+    missing.
     """
     index = indexed_dataset.index_file_path(path)
     data = indexed_dataset.data_file_path(path)
@@ -70,7 +71,7 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
     is_integer = token_type.kind in "iu"  # NumPy's letters of signed and unsigned integers
     if version != 1 or not is_integer:
         raise UserError(index, f"of version {version} with tokens of type {code}, or damaged; {MEND}")
-    if os.path.getsize(index) != HEADER.size + 12 * sentences:  # for each 4 bytes of its size and 8 of its offset
+    if os.path.getsize(index) != HEADER.size + 12 * sentences:  # a sentence's size takes 4 bytes, its place takes 8
         raise UserError(
             index, f"truncated or damaged, its size is not that of {counted(sentences, 'sentence')}; {MEND}"
         )
@@ -130,7 +131,7 @@ def keep_last_batch(batch_by_size, indices, *args, **kwargs):
 def number_of_batches(iterator) -> int | None:
     """Return the number of batches of an epoch, over all processes; None if fairseq's iterator does not know it.
 
-    Its iterators that stream the data, or take batches in groups, have no single list of all batches.
+    Iterators of fairseq that stream the data, or take batches in groups, have no single list of all batches.
     """
     return len(iterator.frozen_batches) if type(iterator) is iterators.EpochBatchIterator else None
 
@@ -142,14 +143,16 @@ def converted_place(place: dict, iterator, update_freq: int, skip_remainder: boo
     that a process takes for one update; skip_remainder: the flag --skip-remainder-batch. Return the new place.
 
     Where nothing has changed the place is the same. With other batches (--max-tokens, or other data) it is after the
-    same share of the epoch. It is always at the beginning of an update, since fairseq counts the updates that are left
-    from there, and it leaves the epoch at least one update.
+    same share of the epoch. Within an epoch it is at the beginning of an update, since fairseq counts the updates that
+    are left from there, and it leaves the epoch at least one update. If the number of batches is not known, only the
+    number of processes is converted, and nothing is rounded to updates.
     """
     if not place.get("iterations_in_epoch"):  # between two epochs, or in an export
         return place
     processes = iterator.num_shards
     batches = number_of_batches(iterator)
-    done_before = place["iterations_in_epoch"] * place.get(PROCESSES, processes)  # batches, over all processes
+    # batches, over all processes; a checkpoint of fairseq does not say how many processes there were
+    done_before = place["iterations_in_epoch"] * place.get(PROCESSES, processes)
     if batches is None:
         return place | {"iterations_in_epoch": done_before // processes, BEGUN: True}
 
@@ -192,7 +195,7 @@ def place_to_save(place: dict, iterator, processes: int) -> dict:
 def _log_new_place(epoch: int, done_before: int, batches_before: int | None, done: int, batches: int) -> None:
     """Warn that an epoch does not go on exactly where it was saved.
 
-    It was saved after done_before of batches_before batches, and goes on after `done` of `batches`; all four are
+    The epoch was saved after done_before of batches_before batches, and goes on after `done` of `batches`; all four are
     numbers over all processes. batches_before: None if it is not known.
     """
     now = counted(batches, "batch", "batches")

@@ -1,8 +1,8 @@
 """Find the first layer of a forward or backward pass whose output or gradient is not finite.
 
-A training that diverges ends with one line and an exit status of its own. DeepTrainer raises Diverged where it sees
-numbers that are not finite; Run then calls `headline`, which repeats the update with hooks on every module
-(NonFiniteSearch) to name the first layer in that line. See docs/training_flags.md.
+A training that diverges ends with one line and an exit status of its own. DeepTrainer raises Diverged for a loss or
+gradients that are not finite, and Run for weights. Run then calls `headline`, which repeats the update with hooks on
+every module (NonFiniteSearch) to name the first layer in that line. See docs/training_flags.md.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ WEIGHTS = "weights not finite"
 # directions of a pass
 FORWARD = "forward"
 BACKWARD = "backward"
-FFN = ("fc1", "fc2", "activation_dropout")  # a layer's own modules of the branch "ffn"; its slots come on top
+# a layer's own modules of the branch "ffn"; those that a method adds, in the branch's slots, come on top
+FFN = ("fc1", "fc2", "activation_dropout")
 
 
 class Diverged(ArithmeticError):
-    """Raised where a loss, gradient or weight is not finite, or the loss scale of fp16 cannot fall any further.
+    """Raised where a loss, gradient or weight is not finite, or the loss scale of --fp16 or --amp cannot fall further.
 
-    Every rank raises it in the same update, because the numbers are sums over all ranks. It is no FloatingPointError:
-    fairseq's train_step would catch that, write crash.pt, which is as large as a checkpoint and is read by nothing, and
-    repeat the update under its NanDetector, which prints a page.
+    Every rank raises it in the same update, because loss and gradients are sums over all ranks, and the ranks tell each
+    other about their weights. It is no FloatingPointError: fairseq's train_step would catch that, write crash.pt, which
+    is as large as a checkpoint and is read by nothing, and repeat the update under its NanDetector, which prints a
+    page.
 
-    update: the one that could not be made, counted from 1; kind: LOSS, GRADIENTS, FLOOR or WEIGHTS; samples: the
-    update's batches in this process.
+    kind: LOSS, GRADIENTS, FLOOR or WEIGHTS; update: the one in which the numbers were found, counted from 1, which has
+    changed the weights already if the kind is LOSS or WEIGHTS; samples: the update's batches in this process.
     """
 
     def __init__(self, update: int, kind: str, samples: list):
@@ -51,9 +53,9 @@ class Diverged(ArithmeticError):
 def addresses(model: nn.Module) -> dict[str, str]:
     """Map each module's path to an address for messages: "encoder.layers.2.fc1" -> "encoder.3.ffn".
 
-    The address is STACK.LAYER.BRANCH, as the Site of a residual branch is written, with layers counted from 1; or
-    STACK.LAYER for a module that belongs to no single branch of its layer. Outside of layers, and in models of other
-    packages, it is the module's path.
+    The address is STACK.LAYER.BRANCH, as the Site of a residual branch (core/slots.py) is written, with layers counted
+    from 1; or STACK.LAYER for a module that belongs to no single branch of its layer. Outside of layers, and in models
+    of other packages, it is the module's path.
     """
     address_of = {module: path for path, module in model.named_modules()}
     for layer in model.modules():
@@ -94,7 +96,7 @@ class NonFiniteSearch:
 
     def __enter__(self) -> NonFiniteSearch:
         for path, module in self.model.named_modules():
-            if isinstance(module, EmptySlot):  # one module is in all layers and passes on what others have computed
+            if isinstance(module, EmptySlot):  # the same one is in all layers; it returns what it is given
                 continue
             self._handles.append(module.register_forward_hook(partial(self._check_output, path)))
         for name, parameter in self.model.named_parameters():
@@ -130,13 +132,13 @@ class NonFiniteSearch:
 
 
 def repeat_update(trainer, samples: list, update: int) -> tuple[str, float]:
-    """Repeat the forward and backward passes of an update with its random numbers, in this process alone.
+    """Repeat the passes of an update with its random numbers and the present weights, in this process alone.
 
     samples: the update's batches in this process; update: its number, counted from 0, as fairseq seeds it. Return a
     pair: where the first number is not finite, as "encoder.3.ffn (forward)", "" if all are finite; and the sum of the
     batches' losses.
     """
-    trainer.task.probes = None  # they have observed the update already
+    trainer.task.probes = None  # the probes have observed the update already
     trainer.task.graphs = None  # a replay calls no hooks
     if trainer.graphs is not None:
         trainer.graphs.free()  # the passes without graphs need memory of their own

@@ -56,7 +56,7 @@ class FineTuningFlags:
 
     pooler_activation_fn: str = flag("tanh", "activation in classification heads", ACTIVATIONS)
     pooler_dropout: float = flag(0.0, "dropout in classification heads")
-    load_checkpoint_heads: bool = flag(False, "take the classification heads of a checkpoint that the task has not")
+    load_checkpoint_heads: bool = flag(False, "take a checkpoint's classification heads that the task does not have")
 
 
 # model, as "deepnet_lm" -> classes of the flags that it has beside those of core/config.py
@@ -175,7 +175,7 @@ def _as_fairseq_field(setting: dataclasses.Field) -> tuple:
         metadata: dict[str, str] = {}  # without help fairseq makes no flag: the other setting decides
     elif default:
         metadata = {"help": f"{setting.metadata['help']} (default: {default})"}
-    else:
+    else:  # None, 0 and False are told by the help itself, or go without saying
         metadata = {"help": setting.metadata["help"]}
     return setting.name, kind, field(default=default, metadata=metadata)
 
@@ -189,7 +189,7 @@ def follows_another(default: Any) -> bool:
 def _choice(words: tuple[str, ...]) -> type:
     """Return fairseq's enumeration of the permitted words of a setting.
 
-    It is the same one for all config classes, since members of two enumerations are never equal.
+    All config classes get the same one, from the cache, because members of two enumerations are never equal.
     """
     return ChoiceEnum(words)
 
@@ -200,7 +200,8 @@ make_classes()
 def flag_groups(model: str) -> dict[str, type]:
     """Return the groups of a model's flags in --help, {title: a dataclass with the group's fields}."""
     own = {setting.name for setting in dataclasses.fields(config.CONFIGS[model])}
-    all_fields = dataclasses.fields(config.config_class(model))  # those, and the options of methods and modifiers
+    # the fields in `own`, and those for the options of methods and modifiers
+    all_fields = dataclasses.fields(config.config_class(model))
     groups = {
         "the model": [setting for setting in all_fields if setting.name in own],
         "options of one method, and what goes with any": [setting for setting in all_fields if setting.name not in own],
@@ -260,12 +261,12 @@ def add_missing_flags(cfg) -> None:
 
 def check_training_flags(cfg) -> None:
     """Raise a UserError, naming the flag, for the first invalid value of TrainingFlags or FineTuningFlags."""
-    get_probes(cfg.deepnet_probe)  # raises it for an unknown name
+    get_probes(cfg.deepnet_probe)  # raises a UserError for an unknown name
     epoch_weights.check_epoch_weights(cfg.epoch_weights)
     graphs.parse_cuda_graphs(cfg.cuda_graphs)
     if cfg.probe_interval < 1:
         raise UserError(f"--probe-interval {cfg.probe_interval}", "must be at least 1")
     if cfg.stop_stuck < 0:
         raise UserError(f"--stop-stuck {cfg.stop_stuck}", "must be 0 or more")
-    if hasattr(cfg, "pooler_dropout"):
+    if hasattr(cfg, "pooler_dropout"):  # deepnet_masked_lm, the only model with FineTuningFlags
         check_probability(cfg, "pooler_dropout")

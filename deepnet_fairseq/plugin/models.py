@@ -45,17 +45,18 @@ HEADS = "classification_heads"
 # parameters of mallopt, from malloc.h
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
-# beginning of the names of weights in fairseq's RoBERTa that this package's model does not have: its encoder holds the
-# encoder proper, "sentence_encoder", and the head, "lm_head"; in the first releases it is called "decoder"
+# what the names of weights in fairseq's RoBERTa begin with, and those in this package's model do not: RoBERTa's encoder
+# holds the encoder proper, "sentence_encoder", and the head, "lm_head"; in the first releases it is called "decoder"
 ROBERTA = re.compile(r"^(?:encoder|decoder)\.(sentence_encoder\.|(?=lm_head\.))")
-OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."  # name in the first releases, and the present one
+# part of a name in the first releases of RoBERTa, and what stands in its place now
+OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."
 
 
 class EncoderShell(Encoder, FairseqEncoder):
     """core's Encoder as a FairseqEncoder.
 
-    arguments: those of Encoder; dictionary: fairseq's Dictionary of the source, which build_model sets; digest: digest
-    of that dictionary in a model that building.from_checkpoint has loaded without it, else None.
+    arguments: those of Encoder; dictionary: fairseq's Dictionary of the source, which build_model sets; digest: hash of
+    that dictionary (vocabulary.py) in a model that building.from_checkpoint has loaded without it, else None.
     """
 
     digest: str | None = None
@@ -305,8 +306,8 @@ for _arch, _model in archs.MODELS.items():
 def renew_configs() -> None:
     """Make the config classes anew, with the options of methods registered since, and give them to fairseq and hydra.
 
-    It repeats what fairseq's register_model did with the former class of each model. fairseq asks for the classes when
-    it parses a command line, after it has imported --user-dir, which may register methods.
+    This repeats what fairseq's register_model did with the former class of each model. fairseq asks for the classes
+    when it parses a command line, after it has imported --user-dir, which may register methods.
     """
     flags.make_classes()
     for name, model in MODELS.items():

@@ -13,8 +13,9 @@ from .probe_record import FILE as PROBES_FILE
 def opening_line(trainer) -> str:
     """Name the method, depth, coefficients, parameters and precision of a DeepTrainer's run, and its output files.
 
-    As "deepnorm 18L-18L; encoder alpha 2.6, beta 0.2; ...; 1,000 parameters; fp32; checkpoints in DIR". A model of
-    another package has no method, depth or coefficients here. On a CPU the line also names the threads.
+    The line reads "deepnorm 18L-18L; encoder alpha 2.6, beta 0.2; ...; 1,000 parameters; fp32; checkpoints in DIR", for
+    example. A model of another package has no method, depth or coefficients here. On a CPU the line also names the
+    threads.
     """
     cfg = trainer.cfg
     model = trainer.get_model()

@@ -37,17 +37,16 @@ from .trainer import DeepTrainer
 Handler = Callable[..., Any]
 
 
-def import_user_module(original: Callable[..., None], *args: Any) -> None:
-    """Import the --user-dir in `args` as fairseq does, and put our functions into fairseq-train's `main`.
+def import_user_module(original: Callable[..., None], args: Any) -> None:
+    """Import the --user-dir in `args`, if any, as fairseq does; then put our functions into fairseq's programs.
 
-    fairseq-train may have been imported only after register(), which could then not change it. An error in the folder's
+    A program may have been imported only after register(), which could then not change it. An error in the folder's
     files becomes a UserError.
     """
     try:
-        original(*args)
+        original(args)
     except Exception as error:
-        folder = getattr(args[0], "user_dir", None) if args else None
-        refusal = user_dir.import_error(folder, error) if folder else error
+        refusal = user_dir.import_error(args.user_dir, error)
         if refusal is error:
             raise
         raise refusal from error
@@ -74,7 +73,7 @@ def prepare_process(main: Callable[..., None]) -> None:
     attach(main.__globals__)
 
 
-# (module or class, name of its function) -> handler; each with the fault of the original that is the reason
+# (module or class, name of its function) -> handler; each with its reason, mostly a fault of the original
 PATCHES: dict[tuple[Any, str], Handler] = {
     # argparse prints a page for a wrong flag; fairseq takes --bf16 as a request for a TPU
     (options, "parse_args_and_arch"): command_line.parse_or_explain,
@@ -105,28 +104,30 @@ PATCHES: dict[tuple[Any, str], Handler] = {
 
 # name of a function in fairseq-train's own file -> handler; they are replaced among the globals of its `main`
 PROGRAM: dict[str, Handler] = {
-    # signals, divergence, --stop-stuck; a training that is over makes one more update each time it is started
+    # our function answers signals, divergence and --stop-stuck; fairseq's makes one more update each time a training
+    # that is over is started
     "train": run.train,
-    # signals are answered after each update
+    # our function answers signals after each update
     "validate_and_save": run.validate_and_save,
 }
 
-# hydra prints exceptions of its class of this name in one line, all others with advice to its own developers
+# hydra prints a CompactHydraException in one line, and any other exception with advice to its own developers; it looks
+# for this class by an `except`, which takes a tuple of classes too
 ONE_LINE = (hydra._internal.utils.CompactHydraException, UserError)
 
 # function that changes a global setting -> why; in the order in which `apply` calls them
 SETTERS: dict[Callable[[], None], str] = {
     launch.end_with_launcher: "no process outlives its torchrun or srun",
     calm_root_logger: "importing fairseq sets the root logger to DEBUG",
-    attention.leave_cudnn_out: "it would make a plan for each new shape",
+    attention.leave_cudnn_out: "cuDNN's attention would make a plan for each new shape",
     launch.flush_denormals: "a deep Post-LN model's gradients underflow",
     reading.allow_plain_data: "torch.load refuses classes that fairseq writes",
-    command_line.explain_uncaught: "sys.excepthook, in fairseq's programs",
+    command_line.explain_uncaught: "a mistake of a user ends fairseq's programs in a traceback (sys.excepthook)",
 }
 
 
 def apply() -> None:
-    """Make the changes listed above; a second call changes nothing."""
+    """Make the changes listed above, and two below that replace no function; a second call changes nothing."""
     for setter in SETTERS:
         setter()
     hydra._internal.utils.CompactHydraException = ONE_LINE

@@ -99,7 +99,7 @@ def record_of(lines: list[dict], where: object) -> Record:
     """Make a Record of the rows that read_rows returns; of two for one update the later counts, and null becomes NaN.
 
     lines: the rows and headers; where: where they come from, for messages. Raises a UserError for broken rows, and for
-    a header of another format. Of several headers the last one counts.
+    a header of another format or none. Of several headers the last one counts.
     """
     header: dict = {}
     rows: dict[int, dict[str, Values]] = {}

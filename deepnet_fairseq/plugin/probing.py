@@ -46,7 +46,7 @@ class TrainingProbes:
         self.folder = folder
         self.header = header | {"probes": [probe.name for probe in probes], "interval": interval}
         self.writer: Writer | None = None  # on the first rank
-        # fairseq's iterator over the training's first epoch, from which the held batch comes; set by DeepTrainer
+        # fairseq's iterator over the first epoch of this process, from which the held batch comes; set by DeepTrainer
         self.iterator: Any = None
         self.update = 0  # number of updates made before the one that is, or was last, observed
         self._opened = False  # whether _open was called
@@ -81,7 +81,7 @@ class TrainingProbes:
     def end_update(self, made: bool) -> None:
         """End the observation of an update, and write the values if the update was made.
 
-        Without that, as when an update overflows in half precision, the values are dropped.
+        The values of an update that was not made, as after an overflow in half precision, are dropped.
         """
         try:
             if self.session.watching and made:

@@ -1,7 +1,7 @@
 """Class Run: everything of a training except its updates: the lock on its folder, resuming, saving, how it ends.
 
-The functions at the end of the file are called in place of fairseq's functions of the same names (patches.py). They get
-fairseq's own function as `original` and hand it to the Run, which calls it.
+The functions at the end of the file are called in place of fairseq's functions of the same names (patches.py). Each
+gets fairseq's own function as `original` and hands it to the Run, which calls it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Program:
     """The fairseq-train that this process runs.
 
     namespace: globals of its `main`, in which main looks up the functions that it calls; run: the Run of the trainer
-    that main has made last, None before that.
+    that main has made last, None before that and after `end`.
     """
 
     def __init__(self, namespace: dict[str, Any]):
@@ -59,9 +59,9 @@ class Run:
     trainer: the DeepTrainer that holds this run; program: fairseq-train, None if another program made the trainer. Two
     runs in one process share nothing but fairseq's averages for the log.
 
-    A checkpoint that it writes holds, in the order of fairseq's state:
+    A checkpoint that it writes holds:
 
-    - cfg, args: the config, or the arguments of fairseq-train;
+    - cfg: the whole config; args: None, in the place of the arguments that old releases of fairseq saved;
     - model: the weights, in float32 also where training has them in half precision, tied ones once;
     - criterion: weights of the loss, for one that has any;
     - optimizer_history: the number of updates, the schedule's state, and the classes of criterion and optimiser;
@@ -70,11 +70,11 @@ class Run:
     - task_state: what the task keeps, with the digests of its vocabularies (vocabulary.py);
     - extra_state, which holds
         - train_iterator: epoch and batches done in it, with the number of processes and of the epoch's batches;
-        - val_loss, best: the last and the best validation loss;
+        - val_loss, best: the loss of the validation before this save, None without one, and the best validation loss;
         - metrics, previous_training_time: averages and seconds; ema and ema_fp32_params under --store-ema;
         - deepnet_training: what `_process_state` returns;
         - deepnet_stuck: since when validations are no better than guessing (stuck.py), under --stop-stuck;
-        - deepnet_cuda_graphs: the number of shapes of --cuda-graphs, 0 without.
+        - deepnet_cuda_graphs: the number of shapes of --cuda-graphs, or "auto"; 0 without graphs.
     """
 
     def __init__(self, trainer, program: Program | None = None):
@@ -92,7 +92,8 @@ class Run:
         self.result_if_over: tuple[list, bool] | None = None
 
         self._save_error: atomic.SaveError | None = None  # of the latest save, None if that succeeded
-        self._damaged_last: Path | None = None  # path of a checkpoint_last that was not loaded because it is damaged
+        # path of checkpoint_last if another checkpoint was loaded, because this one is damaged or missing
+        self._damaged_last: Path | None = None
         # the epoch's averages by name from before the resume; {} except while _finish_epoch validates and saves
         self._averages: dict[str, float] = {}
         # end_of_epoch of the validate_and_save that a signal stopped; None except while _save_and_exit saves
@@ -106,15 +107,16 @@ class Run:
     # start
 
     def start(self) -> None:
-        """Set the number of CPU threads, log a line about the training, lock its folder, remove unfinished files there.
+        """Set the number of threads on a CPU, log a line about the training, lock its folder, remove unfinished files.
 
-        The folder is that of --save-dir; with --no-save it is left alone. Raises a UserError, before anything is
-        written, for settings by which no save succeeds, or if another training has locked the folder.
+        The folder is that of --save-dir; with --no-save it is left alone. Raises a UserError, before a file is written,
+        for settings by which no save succeeds, or if another training has locked the folder.
         """
         cfg = self.trainer.cfg
         if self.trainer.device.type == "cpu":
             torch_threads.use(width_of(cfg.model), processes=processes_here(cfg))
-        logging.getLogger("deepnet_fairseq.training").info(opening_line(self.trainer))  # a name that users read
+        # the log shows the logger's name, and users know this one
+        logging.getLogger("deepnet_fairseq.training").info(opening_line(self.trainer))
 
         saving.check_settings(cfg.checkpoint)
         if cfg.checkpoint.no_save:
@@ -127,11 +129,14 @@ class Run:
     # resume
 
     def resume(self, fairseq_load, cfg, **kwargs):
-        """Start the run, load the newest undamaged checkpoint, if any, and finish what was under way when it was saved.
+        """Start the run, load its checkpoint, if there is one, and finish what was under way when it was saved.
+
+        The checkpoint is the one that the flags name, or else the newest undamaged one of the folder. `_finish_epoch`
+        says what may be left to do.
 
         fairseq_load: fairseq's load_checkpoint(cfg, trainer, **kwargs); cfg: the config's section for checkpoints.
-        Return what that returns: the checkpoint's extra_state (None without a checkpoint) and fairseq's iterator over
-        the epoch's batches. `_finish_epoch` says what may be left to do.
+        Return what fairseq_load returns: the checkpoint's extra_state (None without a checkpoint) and fairseq's
+        iterator over the epoch's batches.
         """
         try:
             self.start()
@@ -170,8 +175,9 @@ class Run:
     def _section_for_newest_undamaged(self, cfg):
         """Return a section for checkpoints with which fairseq loads the newest undamaged checkpoint of the folder.
 
-        cfg: the config's section for checkpoints. It is returned itself if checkpoint_last is undamaged, if the folder
-        has no checkpoint, or if --restore-file names one; otherwise a copy whose restore_file is another checkpoint.
+        cfg: the config's section for checkpoints. The section itself is returned if checkpoint_last is undamaged, if
+        the folder has no checkpoint, or if --restore-file names one; otherwise a copy whose restore_file is another
+        checkpoint.
         """
         if cfg.restore_file != reading.DEFAULT:
             return cfg
@@ -189,7 +195,7 @@ class Run:
         self._damaged_last = folder / f"{atomic.LAST}{suffix}.pt"
         cfg = copy.deepcopy(cfg)
         cfg.restore_file = other.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
-        # both flags name a model to start from in a folder without checkpoint_last; this folder's is damaged or missing
+        # both flags name a checkpoint to begin from in a folder that has none yet; this folder has `other`
         cfg.finetune_from_model = None
         cfg.continue_once = None
         return cfg
@@ -197,7 +203,8 @@ class Run:
     def restore(self, extra_state: dict, reset_meters: bool) -> None:
         """Restore what a checkpoint's extra_state says of the run; DeepTrainer calls it while it loads the checkpoint.
 
-        reset_meters: the flag --reset-meters, with which nothing of _restore_counts is restored.
+        reset_meters: True with --reset-meters, and for a model of --finetune-from-model; then nothing of
+        _restore_counts is restored.
 
         In extra_state the state of fairseq's iterator is set to the beginning of the epoch. fairseq would go to the
         saved batch, which may not exist if the batches are others now (--max-tokens, other data). The saved state is
@@ -210,16 +217,17 @@ class Run:
         extra_state["train_iterator"] = self.saved_place | {"iterations_in_epoch": 0}
 
     def _restore_counts(self, extra_state: dict) -> None:
-        """Restore what fairseq would start afresh: the state of --stop-stuck, averages, patience, counts, CPU threads.
+        """Restore what fairseq would start afresh.
 
-        extra_state: the checkpoint's.
+        That is the state of --stop-stuck, the averages, the epoch that made the batches, the state of --patience, the
+        count of --ema-update-freq and the number of CPU threads. extra_state: the checkpoint's.
         """
         trainer = self.trainer
         trainer.stuck.resume(extra_state)
         if exact_resume.between_epochs(extra_state) and "metrics" in extra_state:
             exact_resume.restore_averages(extra_state["metrics"])  # fairseq restores them only within an epoch
-        saved = extra_state.get(exact_resume.KEY)  # of _process_state
-        if not saved:
+        saved = extra_state.get(exact_resume.KEY)  # what _process_state returned
+        if not saved:  # a checkpoint of fairseq alone
             return
 
         self.batches_made_in = saved["batches_made_in"]
@@ -229,9 +237,9 @@ class Run:
 
         # the number of threads decides the last bits of sums on a CPU; with other processes they differ in any case
         processes_now = trainer.data_parallel_world_size
-        processes_before = extra_state["train_iterator"].get(datasets.PROCESSES, processes_now)
+        processes_before = extra_state["train_iterator"].get(datasets.PROCESSES)
         if trainer.device.type == "cpu" and processes_before == processes_now:
-            exact_resume.keep_threads(saved.get("threads"))
+            exact_resume.keep_threads(saved.get("threads"))  # checkpoints of early versions have no number
 
     def _finish_epoch(self, extra_state: dict) -> None:
         """Do what was still to do after the saved update: validate, log the epoch's averages, step the learning rate.
@@ -242,7 +250,7 @@ class Run:
         extra_state: the checkpoint's, with the iterator's state at which the training goes on (go_to_saved_place).
         """
         trainer = self.trainer
-        saved = extra_state.get(exact_resume.KEY) or {}  # of _process_state
+        saved = extra_state.get(exact_resume.KEY) or {}  # what _process_state returned; {}: of fairseq alone
         place = extra_state["train_iterator"]
         epoch_had_ended = exact_resume.between_epochs(extra_state)
         epoch = place["epoch"] - 1 if epoch_had_ended else place["epoch"]  # after an epoch `place` is in the next one
@@ -317,7 +325,10 @@ class Run:
                 self.stop()
 
     def _train_or_end(self, fairseq_train, task, batches):
-        """Train one epoch by fairseq's `train` and return its result; end the program if it diverges or is stuck."""
+        """Train one epoch by fairseq's `train` and return its result; end the program if it diverges or is stuck.
+
+        Raises a UserError if a process that loads data was killed.
+        """
         trainer = self.trainer
         if trainer.stuck.over:  # by the validations before a resume
             self._end(stuck.STATUS, trainer.stuck.headline())
@@ -348,7 +359,7 @@ class Run:
 
         batches: fairseq's iterator over the epoch; valid_subsets: names; end_of_epoch: whether the update is the
         epoch's last. Return fairseq's result, (validation losses, whether the training is over), in which a stuck
-        training is over too. It gets no final checkpoint, because fairseq has decided about saving before.
+        training is over too. A stuck training is not saved for that, because fairseq has decided about saving before.
         """
         trainer = self.trainer
         try:
@@ -365,11 +376,11 @@ class Run:
     # save
 
     def save(self, fairseq_save, cfg, batches, val_loss):
-        """Save by fairseq's save_checkpoint(cfg, trainer, batches, val_loss); return its result, None if that failed.
+        """Save by fairseq's save_checkpoint(cfg, trainer, batches, val_loss), and return its result.
 
         cfg: the config's section for checkpoints; batches: fairseq's iterator over the epoch; val_loss: None where no
-        validation was due. A save that fails is a warning in the log, and the training goes on. Raises Diverged if a
-        weight is not finite: such a checkpoint is useless, and must not replace a good one.
+        validation was due. A save that fails is a warning in the log; the training goes on, and None is returned.
+        Raises Diverged if a weight is not finite: such a checkpoint is useless, and must not replace a good one.
         """
         trainer = self.trainer
         if not cfg.no_save:
@@ -392,9 +403,10 @@ class Run:
     def _save_by_flags(self, fairseq_save, cfg, batches, val_loss):
         """Save by fairseq's save_checkpoint, with two changes; the arguments and the result are those of `save`.
 
-        With --epoch-weights no checkpoints of epochs and of the best loss are written, only files of weights.
-        At the last update of an epoch fairseq writes the epoch's checkpoint only; here --save-interval-updates holds
-        for that update too, and one file gets both names.
+        With --epoch-weights an epoch gets no checkpoint, but a file of weights if they may be wanted, and the best loss
+        gets neither. At the last update of an epoch fairseq does not look at --save-interval-updates. Here the flag
+        holds for that update too, and one file gets two names, the epoch's and the update's. Returns None if no save is
+        due.
         """
         trainer = self.trainer
         updates = self.trainer.get_num_updates()
@@ -403,7 +415,7 @@ class Run:
             val_loss = None  # without a loss fairseq saves no checkpoint_best
             cfg = copy.deepcopy(cfg)
             cfg.no_epoch_checkpoints = True
-            cfg.keep_last_epochs = -1  # fairseq removes no checkpoints of epochs that are there already
+            cfg.keep_last_epochs = -1  # so that fairseq removes no checkpoint of an epoch that is there already
             if batches.end_of_epoch():
                 limits = trainer.cfg.optimization
                 epoch = batches.epoch
@@ -445,7 +457,7 @@ class Run:
         try:
             atomic.save(state, filename)
             if self._second_path is not None:
-                PathManager.copy(filename, self._second_path, overwrite=True)
+                PathManager.copy(filename, self._second_path, overwrite=True)  # a hard link: it is atomic.copy here
             if self._weights_file is not None:
                 epoch_weights.write_weights(state, self._weights_file)
         except atomic.SaveError as error:
@@ -484,7 +496,7 @@ class Run:
         schedule: Any = getattr(trainer.lr_scheduler, "lr_scheduler", None)
         return {
             "patience": self.best.patience,
-            # torch's scheduler inside reduce_lr_on_plateau: fairseq saves its best loss alone
+            # torch's scheduler inside reduce_lr_on_plateau: of that fairseq saves the best loss and the epoch alone
             "lr_scheduler": schedule.state_dict() if hasattr(schedule, "state_dict") else None,
             # how many updates ago the average was made, under --ema-update-freq
             "ema_counter": trainer.ema.update_freq_counter if trainer.cfg.ema.store_ema else None,
@@ -513,7 +525,7 @@ class Run:
         """Save checkpoint_last, and no other checkpoint, after a signal; end the program with status 128 + signal.
 
         batches: fairseq's iterator over the epoch; end_of_epoch: what fairseq passed to validate_and_save, which a
-        resume calls again with the same value.
+        resume calls again with the same value. Raises a UserError instead if the save fails.
         """
         trainer = self.trainer
         kind = self.signals.agreed_signal(trainer.device)
@@ -550,7 +562,10 @@ class Run:
 
 
 def load_checkpoint(original, cfg, trainer, **kwargs):
-    """Start and resume the trainer's run; fairseq-train's main calls this before any other function with a trainer."""
+    """Start the trainer's run, and resume it if there is a checkpoint.
+
+    fairseq-train's main calls this before any other function with a trainer.
+    """
     return trainer.run.resume(original, cfg, **kwargs)
 
 

@@ -34,7 +34,7 @@ LONGEST = 100_000  # the largest integer in a text with a product, which may mak
 
 
 def check_plain(where: object, config: Mapping | argparse.Namespace | None) -> None:
-    """Raise a UserError, naming `where` and the setting, if fairseq's eval of a setting would run code.
+    """Raise a UserError, naming `where` and the setting, if fairseq's eval of it would run code or take very long.
 
     where: the file or config, for the message; config: fairseq's whole config, or the Namespace of arguments in a
     checkpoint of an old release; None holds no settings.

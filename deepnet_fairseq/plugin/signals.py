@@ -115,7 +115,7 @@ class Signals:
 
 
 def spare_worker(original) -> None:
-    """Make a data-loading process ignore signals that are sent to the whole job; only its parent's SIGTERM ends it.
+    """Make a data-loading process ignore signals to the whole job; SIGTERM ends it only from its parent or itself.
 
     original: torch's function that sets the signal handlers of such a process. With torch's handlers alone the process
     would end at once, and with it the training, by an error, before the checkpoint is saved.

@@ -23,7 +23,7 @@ STATUS = 4  # exit status of fairseq-train for a stuck training
 # better by 3.5
 MARGIN = 0.5
 KEY = "deepnet_stuck"  # in a checkpoint's extra_state
-# criteria whose loss is logged in bits per target token, as are their chunked_ forms
+# criteria whose loss is logged in bits per target token, as are the chunked_ forms of two of them
 LOSSES = ("cross_entropy", "label_smoothed_cross_entropy", "masked_lm")
 REFUSED = {  # (section of fairseq's config, setting) that does not go with --stop-stuck -> reason
     ("dataset", "disable_validation"): "it goes by the validation losses",
@@ -166,7 +166,7 @@ def stuck_monitor(cfg, criterion) -> Stuck:
 
     check_settings(setting)
     return Stuck(
-        limit=getattr(cfg.model, "stop_stuck", 0),
-        smoothing=getattr(criterion, "eps", 0.0),
+        limit=getattr(cfg.model, "stop_stuck", 0),  # another package's model does not have the flag
+        smoothing=getattr(criterion, "eps", 0.0),  # only label_smoothed_cross_entropy has eps
         padding=criterion.padding_idx,
     )

@@ -1,6 +1,6 @@
 """DeepTask, a mixin that is put in front of the class of every task that fairseq sets up.
 
-Also here: the section `task` of a YAML file is read for tasks whose settings are flags alone, which fairseq ignores.
+Also here: the section `task` of a YAML file is read for tasks whose settings are flags alone; fairseq ignores it.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class DeepTask:
     def load_state_dict(self, state_dict):
         """Load the state in a checkpoint; raise a UserError, naming its file, if its vocabulary is not the data's.
 
-        fairseq calls this in two cases. When a program such as fairseq-generate loads a model, the vocabulary is
-        compared here, before the model is built: vocabulary.attach_origin has put the checkpoint's file and digests
-        into the state. When a training resumes, the state has the digests without a file, and nothing is compared here,
-        since DeepTrainer.load_checkpoint has done so.
+        fairseq calls this before it builds a model that it loads, as in fairseq-generate, and does not when a training
+        resumes (DeepTrainer.load_checkpoint compares the vocabulary then). reading.load_checkpoint_to_cpu has put the
+        checkpoint's file and digests into the state. A state that state_dict has returned names no file, and is not
+        compared.
         """
         state = dict(state_dict)
         origin = state.pop(vocabulary.KEY, None)
@@ -74,7 +74,7 @@ class DeepTask:
     def build_generator(self, models, args, *more, **kwargs):
         """Build the beam search; raise a UserError if a language model (--lm-path) has another dictionary.
 
-        Its scores would be added to those of other symbols of the target side.
+        The scores of such a model would be added to those of other symbols of the target side.
         """
         language_model = (kwargs.get("extra_gen_cls_kwargs") or {}).get("lm_model")
         if language_model is not None:
@@ -184,7 +184,7 @@ def set_up_with_mixin(original, cfg, **kwargs):
     """Set up a task as fairseq's setup_task (`original`) does, with DeepTask in front of its class; return the task.
 
     cfg: the config's section for the task, or a Namespace of flags. Raises a UserError for settings that do not go with
-    --zero-sharding, or that would run code; a Namespace, which belongs to no whole config, is not checked here.
+    --zero-sharding, or that would run code; a `cfg` that belongs to no whole config, as a Namespace, is not checked.
     """
     whole_config: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if whole_config is not None:
@@ -194,7 +194,7 @@ def set_up_with_mixin(original, cfg, **kwargs):
 
 
 def with_mixin(task: Any) -> Any:
-    """Put DeepTask in front of the class of `task`, once, and return the task."""
+    """Put DeepTask in front of the class of `task`, once, set the task's digests, and return the task."""
     if not isinstance(task, DeepTask):
         task.__class__ = _mixed(cast(Any, type(task)))
         task.digests = vocabulary.digests_of_task(task)

@@ -1,8 +1,8 @@
 """DeepTrainer, a subclass of fairseq's Trainer, and functions that build and step one without fairseq-train.
 
 The methods of DeepTrainer stand in the order of a run: build, load, batches, step, clip, log, validate, save.
-patches.py makes fairseq-train take it for its Trainer. The functions serve commands such as `deepnet check`, which make
-some updates in their own process.
+patches.py puts DeepTrainer into fairseq-train in the place of Trainer. The functions serve commands such as `deepnet
+check`, which make some updates in their own process.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class DeepTrainer(Trainer):
 
     @property
     def criterion(self):
-        """The loss module, wrapped as the model is if it has parameters of its own."""
+        """The loss module; one with parameters of its own goes through _wrap_for_processes, as the model does."""
         if self._wrapped_criterion is None:
             trained = utils.has_parameters(self._criterion)
             self._wrapped_criterion = self._wrap_for_processes(self._criterion) if trained else self._criterion
@@ -93,17 +93,17 @@ class DeepTrainer(Trainer):
     def _wrap_for_processes(self, module: torch.nn.Module) -> Any:
         """Wrap a module so that its gradients are averaged over the processes, also on CPUs.
 
-        A training of one process gets the module itself. With graphs the wrapper of the model averages the gradients of
-        both, model and loss. Without them --ddp-backend names the wrapper; fairseq's DistributedTimeoutWrapper is left
-        out, which interrupts a process that begins no forward pass for --heartbeat-timeout seconds. Without it a
-        collective that waits as long raises an error.
+        A training of one process, and one with --use-bmuf, gets the module itself. With graphs the wrapper of the model
+        averages the gradients of both, model and loss. Without them --ddp-backend names the wrapper; fairseq's
+        DistributedTimeoutWrapper is left out, which interrupts a process that begins no forward pass for
+        --heartbeat-timeout seconds. In its place a collective that waits as long raises an error.
         """
         cfg = self.cfg.distributed_training
         group = self.data_parallel_process_group
         if not self.use_distributed_wrapper:
             return module
         if self.graphs is not None:
-            module = module.to(self.device)  # which fairseq leaves to the wrapper
+            module = module.to(self.device)  # fairseq leaves this move to its wrapper
             return data_parallel.wrap(module, self.graphs, group) if module is self._model else module
         if cfg.ddp_backend in ("c10d", "pytorch_ddp"):
             return launch.wrap_in_ddp(cfg, module, group, self.device)
@@ -124,16 +124,17 @@ class DeepTrainer(Trainer):
     def use_graphs(self, graphs: GraphedStep | None) -> None:
         """Compute the batches from the next one on by these CUDA graphs; None: without graphs."""
         if graphs is not self.graphs:
-            # averages gradients in another way with graphs and without: is made anew where it is needed next
+            # with graphs the wrapper averages gradients in another way: it is made anew where it is needed next
             self._wrapped_model = None
             self._wrapped_criterion = None
         self.graphs = graphs
         self.task.graphs = graphs
 
     def _prepare_graphs(self, graphs: GraphedStep, sample: Any) -> None:
-        """Capture the graphs before the first update; with an obstacle, several processes go on by --ddp-backend.
+        """Capture the graphs before the first update.
 
-        sample: the update's first batch, as fairseq collates it; empty for a process that has none.
+        If there is an obstacle to graphs, several processes go on with the wrapper of --ddp-backend. sample: the
+        update's first batch, as fairseq collates it; empty for a process that has none.
         """
         self.model.train()
         self.criterion.train()
@@ -147,9 +148,9 @@ class DeepTrainer(Trainer):
     def _build_optimizer(self):
         """Build the optimiser and the learning rate's schedule; fairseq calls this, and again when it resumes.
 
-        It replaces fairseq's method. In half precision the optimiser is one of half_precision.py. Under --zero-sharding
-        os the optimiser shards its state itself, since fairseq's sharding needs fairscale. Raises a UserError without
-        --optimizer.
+        This replaces fairseq's method. In half precision half_precision.build_optimizer makes the optimiser. Under
+        --zero-sharding os the optimiser shards its state itself, since fairseq's sharding needs fairscale. Raises a
+        UserError without --optimizer.
         """
         cfg = self.cfg
         if getattr(cfg.optimizer, "_name", None) is None:
@@ -239,7 +240,7 @@ class DeepTrainer(Trainer):
 
         model = self.get_model()
         is_before_training = not self.run.resumed and self.get_num_updates() == 0
-        if getattr(model, "profiled", False) and is_before_training:
+        if getattr(model, "profiled", False) and is_before_training:  # another package's model lacks the attribute
             set_omegas_by_profile(model, iterator)
             model.profiled = False
         if self.probes is not None and self.probes.iterator is None:
@@ -268,7 +269,8 @@ class DeepTrainer(Trainer):
             if self.graphs is not None and not self.graphs.prepared:
                 self._prepare_graphs(self.graphs, empty_first[0])
             logged = super().train_step(empty_first, raise_oom)
-        # without targets in any process (a sample size of 0) the mean loss is 0 / 0, which is no divergence
+        # without targets in any process (a sample size of 0) the mean loss is 0 / 0, which is no divergence; another
+        # package's criterion need not log its sample size or its loss
         made = self.get_num_updates() > before and logged and logged.get("sample_size", 1)
         if made and not math.isfinite(float(logged.get("loss", 0.0))):
             raise Diverged(before + 1, LOSS, samples)
@@ -304,8 +306,8 @@ class DeepTrainer(Trainer):
         try:
             self.probes.see_gradients(half_precision.gradient_scale(self.optimizer))
             norm = super().clip_grad_norm(clip_norm)
-            # under --amp an update is skipped if the norm is not finite; else that is a divergence, whose values are
-            # written
+            # under --amp an update is skipped if the norm is not finite; without --amp such a norm is a divergence,
+            # whose values are written
             is_made = not self.cfg.common.amp or bool(torch.isfinite(norm))
             return norm
         finally:
@@ -428,10 +430,11 @@ def build_trainer(args: argparse.Namespace) -> DeepTrainer:
 
 
 def refuse_other_trainings(args: argparse.Namespace, who: str) -> None:
-    """Raise a UserError, naming the flag, for another package's architecture or a training that loads a checkpoint.
+    """Raise a UserError, naming the flag, for another package's architecture or a flag that names a checkpoint.
 
-    args: of parse_training_flags; who: the command that refuses, for the message ("the check"). To a user who has
-    named fairseq's own architecture the message says which methods of this package compute the same.
+    Such a flag is --restore-file or --finetune-from-model. args: of parse_training_flags; who: the command that
+    refuses, for the message ("the check"). To a user who has named fairseq's own architecture the message says which
+    methods of this package compute the same.
     """
     if args.arch not in archs.PRESETS:
         known = " and ".join(archs.STACKS)
@@ -458,7 +461,7 @@ def batches_by_update(trainer: DeepTrainer) -> Iterator[list]:
 
 
 def make_update(trainer: DeepTrainer, samples: list) -> dict | None:
-    """Make one update, and return what fairseq logs of it; None if it overflowed and only the loss scale changed.
+    """Make one update, and return what fairseq logs of it; None if it was not made, as after an overflow.
 
     samples: the update's batches, of batches_by_update. fairseq's logger is silent meanwhile: it would print a page
     about numbers that are not finite.
