@@ -92,7 +92,7 @@ class Run:
         self.result_if_over: tuple[list, bool] | None = None
 
         self._save_error: atomic.SaveError | None = None  # of the latest save, None if that succeeded
-        # path of checkpoint_last if another checkpoint was loaded, because this one is damaged or missing
+        # path of checkpoint_last if it is damaged or missing, so that another checkpoint was loaded
         self._damaged_last: Path | None = None
         # the epoch's averages by name from before the resume; {} except while _finish_epoch validates and saves
         self._averages: dict[str, float] = {}
@@ -250,7 +250,7 @@ class Run:
         extra_state: the checkpoint's, with the iterator's state at which the training goes on (go_to_saved_place).
         """
         trainer = self.trainer
-        saved = extra_state.get(exact_resume.KEY) or {}  # what _process_state returned; {}: of fairseq alone
+        saved = extra_state.get(exact_resume.KEY) or {}  # of _process_state; {} for a checkpoint of fairseq alone
         place = extra_state["train_iterator"]
         epoch_had_ended = exact_resume.between_epochs(extra_state)
         epoch = place["epoch"] - 1 if epoch_had_ended else place["epoch"]  # after an epoch `place` is in the next one
@@ -359,7 +359,7 @@ class Run:
 
         batches: fairseq's iterator over the epoch; valid_subsets: names; end_of_epoch: whether the update is the
         epoch's last. Return fairseq's result, (validation losses, whether the training is over), in which a stuck
-        training is over too. A stuck training is not saved for that, because fairseq has decided about saving before.
+        training is over too. To be stuck is no reason for a save: fairseq has decided about saving before.
         """
         trainer = self.trainer
         try:
