@@ -214,13 +214,15 @@ def _check_training_flags(args: argparse.Namespace) -> None:
 
 
 def _resumes(args: argparse.Namespace) -> bool:
-    """Return whether fairseq will load a checkpoint before it trains.
+    """Return whether a checkpoint will be loaded before the training begins.
 
-    fairseq does if a file exists that --restore-file, --finetune-from-model or --continue-once names. args: the parsed
-    command line of fairseq-train.
+    fairseq loads one if a file exists that --restore-file, --finetune-from-model or --continue-once names; Run (run.py)
+    loads another one of the folder if checkpoint_last is missing. args: the parsed command line of fairseq-train.
     """
     last = args.restore_file
-    if last == "checkpoint_last.pt":
+    if last == reading.DEFAULT:
+        if reading.all_but_last(Path(args.save_dir), args.checkpoint_suffix or ""):
+            return True
         last = os.path.join(args.save_dir, last)
     paths = (reading.with_suffix(last, args.checkpoint_suffix), args.finetune_from_model, args.continue_once)
     return any(path and PathManager.exists(path) for path in paths)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,6 +100,16 @@ def test_resuming_does_not_profile(flags, data, trained_with_auto):
     resume = ("--max-update", "4", "--no-save", "--restore-file", trained_with_auto.checkpoint)
 
     printed = run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, *resume, *flags).stdout
+
+    assert list(losses(printed)) == [4]
+    assert PROFILED not in printed
+
+
+def test_resuming_without_checkpoint_last_does_not_profile(data, trained_with_auto, tmp_path):
+    """The checkpoint before the last one is in the folder, and is resumed from."""
+    shutil.copy(trained_with_auto.checkpoint, tmp_path / "checkpoint_previous.pt")
+
+    printed = run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--max-update", "4", "--save-dir", tmp_path).stdout
 
     assert list(losses(printed)) == [4]
     assert PROFILED not in printed
