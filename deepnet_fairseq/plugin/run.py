@@ -98,7 +98,9 @@ class Run:
         self._averages: dict[str, float] = {}
         # end_of_epoch of the validate_and_save that a signal stopped; None except while _save_and_exit saves
         self._unfinished_end_of_epoch: bool | None = None
-        # of the save that is under way: a second path for the checkpoint, and a file for its weights alone
+        # of the save that is under way: the loss of the validation before it, None without one; a second path for the
+        # checkpoint, and a file for its weights alone
+        self._val_loss: float | None = None
         self._second_path: str | None = None
         self._weights_file: epoch_weights.WeightsFile | None = None
         if program is not None:
@@ -150,8 +152,9 @@ class Run:
         """Load a checkpoint and finish what was under way; the arguments and the result are those of `resume`."""
         cfg = self._section_for_newest_undamaged(cfg)
         last = Path(cfg.save_dir) / f"{atomic.LAST}{self.trainer.checkpoint_suffix}.pt"
-        # fairseq loads checkpoint_last, if it is there, rather than the model that --finetune-from-model names
-        finetunes = cfg.finetune_from_model is not None and not last.exists()
+        # fairseq loads checkpoint_last, if it is there, else the checkpoint that --continue-once names, else the model
+        # that --finetune-from-model names
+        finetunes = cfg.finetune_from_model is not None and cfg.continue_once is None and not last.exists()
         extra_state, batches = fairseq_load(cfg, self.trainer, **kwargs)
         if extra_state is None:
             # a --restore-file of the command line was checked there; one of a YAML file is checked only here
@@ -410,6 +413,7 @@ class Run:
         """
         trainer = self.trainer
         updates = self.trainer.get_num_updates()
+        self._val_loss = val_loss  # for the checkpoint: a resume steps the learning rate by it
         flag = getattr(trainer.cfg.model, "epoch_weights", None)  # None also for another package's model
         if flag is not None:
             val_loss = None  # without a loss fairseq saves no checkpoint_best
@@ -477,7 +481,7 @@ class Run:
     def _extra_state(self, of_fairseq: dict) -> dict:
         """Return the entries of a checkpoint's extra_state that this package adds or replaces (see the class).
 
-        of_fairseq: the extra_state that fairseq has made. For crash.pt it has no entry train_iterator.
+        of_fairseq: the extra_state that fairseq has made. For crash.pt it has no entries train_iterator and val_loss.
         """
         trainer = self.trainer
         ours = {exact_resume.KEY: self._process_state()} | trainer.stuck.entry_for_checkpoint()
@@ -486,6 +490,8 @@ class Run:
             ours["train_iterator"] = datasets.place_to_save(
                 of_fairseq["train_iterator"], trainer.iterator, trainer.data_parallel_world_size
             )
+        if "val_loss" in of_fairseq:
+            ours["val_loss"] = self._val_loss  # fairseq does not know it under --epoch-weights
         return ours
 
     def _process_state(self) -> dict[str, Any]:

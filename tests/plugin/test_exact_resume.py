@@ -10,7 +10,8 @@ import torch
 from deepnet_fairseq.plugin.optimisers import float32_weights
 
 from ..conftest import TRAIN_FLAGS
-from ..support.diverging import Training
+from ..faults import states
+from ..support.diverging import Training, train
 from ..support.lives import TINY, assert_ends_as_undisturbed
 
 VALIDATED = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
@@ -65,6 +66,27 @@ def test_a_killed_training_ends_as_an_undisturbed_one(flags, data, tmp_path):
 def test_a_training_stopped_by_sigterm_ends_as_an_undisturbed_one(moment, data, tmp_path):
     """The signal comes in an update or in a validation."""
     assert_ends_as_undisturbed(tmp_path, (data, *RUN, "--max-update", "16"), moments=[moment], kind=signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def eight_updates(data, tmp_path_factory):
+    """Provide the last checkpoint of a training that ended after 8 of an epoch's 10 updates."""
+    folder = tmp_path_factory.mktemp("eight_updates")
+    train(data, folder, *TINY, *SAVES.split(), "--max-update", "8", common=VALIDATED)
+    return folder / "checkpoint_last.pt"
+
+
+def test_continue_once_goes_on_in_the_middle_of_an_epoch_beside_finetune_from_model(data, eight_updates, tmp_path):
+    """fairseq loads the checkpoint of --continue-once, and lets the other flag be."""
+    begin = (*TINY, *SAVES.split(), "--continue-once", str(eight_updates), "--max-update", "12")
+    train(data, tmp_path / "alone", *begin, common=VALIDATED)
+
+    train(data, tmp_path / "beside", *begin, "--finetune-from-model", str(eight_updates), common=VALIDATED)
+
+    actual = states.load(tmp_path / "beside" / "checkpoint_last.pt")
+    expected = states.load(tmp_path / "alone" / "checkpoint_last.pt")
+    assert expected["extra_state"]["train_iterator"]["epoch"] == 2
+    assert list(states.differences(actual, expected)) == []
 
 
 # Float32 weights and loss scale in the state of an optimiser

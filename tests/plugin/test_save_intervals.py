@@ -111,6 +111,25 @@ def test_a_resume_from_an_epochs_end_ends_as_the_training_that_went_on(data, tmp
     assert list(states.differences(actual, expected)) == []
 
 
+def test_the_loss_that_a_schedule_goes_by_is_saved_with_epoch_weights_too(data, tmp_path):
+    """The rate falls after each epoch, because no loss falls by its whole size; a resume makes the first such step."""
+    falling = (
+        "--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", "0", "--lr-threshold", "1", "--warmup-updates", "1",
+    )  # fmt: skip
+    saves = ("--epoch-weights", "last:1", "--save-interval-updates", "4")
+    command = (data, *VALIDATED, *FLAGS, *falling, *saves, "--max-update", "10")
+    went_on = tmp_path / "went_on"
+    resumed = tmp_path / "resumed"
+    assert status_of_training(tmp_path / "log", *command, "--save-dir", went_on) == 0
+    from_the_epochs_end = ("--restore-file", went_on / "checkpoint_1_4.pt")
+
+    assert status_of_training(tmp_path / "log", *command, *from_the_epochs_end, "--save-dir", resumed) == 0
+
+    actual = states.load(resumed / "checkpoint_last.pt")
+    expected = states.load(went_on / "checkpoint_last.pt")
+    assert list(states.differences(actual, expected)) == []
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize(
     ("kind", "moment"),
