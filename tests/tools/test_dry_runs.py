@@ -23,7 +23,7 @@ from ..support.experiments import needs_venv
 pytestmark = needs_venv
 
 PROGRAMS = ("fairseq-train", "fairseq-generate", "deepnet", "torchrun", "srun")  # with which a command begins
-SLURM_JOB = "sbatch <<"  # how a dry run begins a job that is submitted
+SLURM_JOB = "<<'JOB'"  # how a dry run begins a job that is submitted
 QUICK = (  # cases that the default suite runs
     "admin_iwslt14-smoke", "figure3-torchrun", "table3_m2m-smoke", "later_methods-variables17",
 )  # fmt: skip
