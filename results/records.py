@@ -357,7 +357,7 @@ def _trained_with(runs: list[RecordedRun]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the arguments, run the command and print its lines; a mistake ends it with one line and status 1.
+    """Parse the arguments, run the command and print its lines; a UserError ends it with one line and status 1.
 
     argv: the arguments; None for those of the command line.
     """
@@ -367,7 +367,12 @@ def main(argv: list[str] | None = None) -> None:
     sub.add_argument("runs", type=Path, metavar="RUNS", help="folder with runs at any depth, each with run.json")
     sub.add_argument("dest", type=Path, metavar="DEST", help="folder for the records, or one file .jsonl for all")
     sub = commands.add_parser("render", help="renders records")
-    sub.add_argument("results", type=Path, metavar="RESULTS", help="folder with runs, the records; as results")
+    sub.add_argument(
+        "results",
+        type=Path,
+        metavar="RESULTS",
+        help="folder whose subfolder runs/ holds the records, for example results",
+    )
     args = parser.parse_args(argv)
     lines = keep(args.runs, args.dest) if args.command == "keep" else render(args.results)
     try:

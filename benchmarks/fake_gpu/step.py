@@ -99,7 +99,7 @@ def begin() -> None:
 
 
 def batch(task, shape: Shape) -> dict:
-    """Return a batch as fairseq's LanguagePairDataset collates it for the task; every token is the number 5."""
+    """Return a batch as fairseq's LanguagePairDataset collates it for the task; each sentence is only 5s."""
     source_lengths = [shape.source] * shape.rows
     source_lengths[-1] -= 1  # so that the batch has padding, as real ones have: models skip masks without it
     target_lengths = [shape.target] * shape.rows

@@ -279,7 +279,7 @@ def archs_table(vocab: int) -> Shown:
         widths = [str(preset[f"{stacks[0]}_{field}"]) for field in fields]
         rows.append([name, depth, *widths, f"{parameter_count(name, vocab):,}"])
     notes = f"""layers: N-M of encoder and decoder; {archs.LM} is a decoder alone, {archs.MASKED_LM} an encoder alone
-parameters with one shared embedding of {vocab:,} symbols (--vocab), the architecture's own method"""
+parameters: with one shared embedding of {vocab:,} symbols (--vocab), and with the method that the architecture sets"""
     return show_tables([rows], notes)
 
 

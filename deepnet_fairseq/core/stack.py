@@ -186,7 +186,7 @@ class Stack(nn.Module):
         """Return the embeddings that go into the stack, and those of tokens alone, (B, T, C) each.
 
         The first are the second plus positions, after LayerNorm (--layernorm-embedding) and dropout; the second are
-        scaled (by sqrt(C), unless --no-scale-embedding). tokens (B, T); positions (B, T, C): result of `positions`,
+        scaled (by sqrt(C), unless --no-scale-embedding). tokens (B, T); positions: result of `self.positions`,
         None for none; token_embeddings (B, T, C): used instead of the embeddings of `tokens`, not scaled yet.
         """
         if token_embeddings is None:

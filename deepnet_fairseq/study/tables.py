@@ -365,7 +365,7 @@ def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
         groups.setdefault(_row_of(table, run), []).append(run)
 
     def numbers_before_texts(key: tuple) -> list[tuple]:
-        """Return a sort key: the values of one key may be numbers and texts, which Python does not compare."""
+        """Return what sorts a row: at one place a row may have a number or a text, and Python compares no such two."""
         return [(isinstance(value, str), value) for value in key]
 
     recorded_keys = sorted({key for key, _ in groups}, key=numbers_before_texts)  # of rows that have runs

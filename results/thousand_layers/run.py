@@ -227,7 +227,11 @@ def main() -> None:
     parser.add_argument("--records", type=Path, default=HERE / "records.jsonl", help="default: beside this file")
     parser.add_argument("--commit", action="store_true", help="commit the records as each training ends")
     parser.add_argument("--list", action="store_true", help="print the cells and how far they are, and train nothing")
-    parser.add_argument("--collect", action="store_true", help="write the records of WORK as well, and train nothing")
+    parser.add_argument(
+        "--collect",
+        action="store_true",
+        help="add the records of finished cells in WORK to the file of --records; train nothing",
+    )
     args = parser.parse_args()
     args.work = args.work.resolve()
     args.plan = args.plan.resolve()

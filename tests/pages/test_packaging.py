@@ -218,7 +218,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 
 
 @pytest.mark.smoke
-def test_path_of_the_wheel_is_the_installed_package(with_fairseq, tmp_path):
+def test_deepnet_path_prints_the_folder_of_the_installed_package(with_fairseq, tmp_path):
     printed = with_fairseq.run("deepnet path", tmp_path).stdout
 
     assert printed == f"{(with_fairseq.site / 'deepnet_fairseq').resolve()}\n"

@@ -214,7 +214,8 @@ class Rendered(NamedTuple):
 def rendered(tmp_path_factory):
     """Provide what is rendered of runs of Table 1 (four depths), a miniature of Figure 4, a Figure 5 without probes.
 
-    The run of 100 layers is no record but a live run among the records.
+    The run of 100 layers is no record but a live run among the records. The page had the lines "before" and "after"
+    around a marked section, which held "old".
     """
     root = tmp_path_factory.mktemp("render")
     live = root / "live"

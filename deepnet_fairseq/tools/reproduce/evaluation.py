@@ -23,11 +23,11 @@ SAMPLES_PER_BATCH = 4  # blocks of text in a batch, when perplexity is measured
 class Evaluation:
     """A program that runs a trained model on a test set.
 
-    doing: what it does, for the line of progress; command: its words; result: file with what the program prints, whose
-    existence says that the evaluation is done; log: file of its standard error, and of all that it prints while it runs
-    if all_printed is True; all_printed: whether the result is standard output and standard error together, because
-    fairseq's log with the numbers goes to one or the other, depending on what is installed; False for standard output
-    alone.
+    doing: what it does, for the line of progress, where the run's folder follows; command: its words; result: file with
+    what the program prints, whose existence says that the evaluation is done; log: file of its standard error, and of
+    all that it prints while it runs if all_printed is True; all_printed: whether the result is standard output and
+    standard error together, because fairseq's log with the numbers goes to one or the other, depending on what is
+    installed; False for standard output alone.
     """
 
     doing: str
@@ -91,7 +91,7 @@ class Translation(Judge):
                 result = run / f"generated.{subset}"
                 log = run / f"generate.{subset}.log"
             else:
-                command = ["fairseq-generate", *words]
+                command = ["fairseq-generate", *words]  # only multilingual experiments have several test sets
                 result = run / "generated.txt"
                 log = run / "generate.log"
             evaluations.append(Evaluation("translating with", command, result, log))

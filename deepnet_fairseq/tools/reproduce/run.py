@@ -417,7 +417,7 @@ class Work:
 
 
 def _with_prefix(size: int) -> str:
-    """Format bytes as "12K" or "1.3M", in steps of 1,000; with a decimal below 10 of a larger unit than bytes."""
+    """Format bytes as "12K" or "1.3M", in steps of 1,000: with one decimal if the number is below 10, bytes without."""
     prefixes = ["", "K", "M", "G", "T"]  # the first one is that of the number
     number = float(size)
     while number >= 1000 and len(prefixes) > 1:
