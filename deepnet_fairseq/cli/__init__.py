@@ -132,9 +132,11 @@ def parser() -> argparse.ArgumentParser:
         known_flags = sub._option_string_actions.keys()  # a view, which also has the flags that are added later
         sub.set_defaults(run=function, passes_flags_on=bool(usage), shows=returns_shown, known_flags=known_flags)
         if returns_shown:
-            sub.add_argument("--json", action="store_true", help="print JSON for programs")
+            sub.add_argument("--json", action="store_true", help="print JSON, for programs to read, in place of text")
         if name in OWN_METHODS:
-            sub.add_argument("--user-dir", metavar="FOLDER", help="folder of your own that registers methods")
+            sub.add_argument(
+                "--user-dir", metavar="FOLDER", help="folder with Python files that register your own methods"
+            )
         return sub
 
     for file in FILES:
@@ -185,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if rest and not args.passes_flags_on:
             nearest = did_you_mean(rest, args.known_flags)
-            raise UserError("unknown", f"{' '.join(rest)}; {nearest}`deepnet COMMAND --help` lists the flags")
+            raise UserError("unknown", f"{' '.join(rest)}; {nearest}`deepnet COMMAND --help` lists a command's flags")
         if getattr(args, "user_dir", None):
             import_user_dir(args.user_dir)
 
@@ -209,7 +211,7 @@ def main(argv: list[str] | None = None) -> None:
         advice = "pip install it"
         if missing.startswith("fairseq"):
             advice = "pip install --no-build-isolation fairseq-fixed"
-        sys.exit(f"deepnet: error: needs {missing}; {advice} (docs/install.md)")
+        sys.exit(f"deepnet: error: this command needs the Python package {missing}; {advice} (docs/install.md)")
     except KeyboardInterrupt:
         sys.exit(130)  # as a shell's status for SIGINT, 128 + 2
     except BrokenPipeError:  # the reader of a pipe has ended, as in: deepnet methods --archs | head

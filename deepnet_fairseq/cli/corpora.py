@@ -17,13 +17,15 @@ from . import Shown
 PIECES = 10_000  # default size of the vocabulary of parallel text
 LM_PIECES = 32_000  # default size of the vocabulary of a language model
 SPLITS = ("train", "valid", "test")
+USES = {"train": "train on", "valid": "validate on", "test": "test on"}  # split -> its use, in help texts
 # arguments of add_argument for two flags that several kinds have
 WORKERS: dict = {
-    "type": int, "metavar": "N", "default": os.cpu_count(), "help": "processes (default: all cores)",
+    "type": int, "metavar": "N", "default": os.cpu_count(),
+    "help": "number of processes that work side by side (default: one for each core)",
 }  # fmt: skip
 SAMPLE: dict = {
     "type": int, "metavar": "N",
-    "help": "lines of text that SentencePiece learns from, drawn evenly (default 1,000,000, or as many as fit)",
+    "help": "lines of text, drawn evenly, from which SentencePiece learns (default 1,000,000, or what fits in memory)",
 }  # fmt: skip
 
 
@@ -38,7 +40,7 @@ def prepare(args) -> None:
 
 
 def language(args) -> Shown:
-    """Write text of the small made language pair of the quickstart.
+    """Write sentence pairs of two made-up languages, qaa and qab, as the quickstart's.
 
     example:
       deepnet prepare language text
@@ -224,53 +226,99 @@ def add(command) -> None:
 
     sub = command("text", parallel_text, among=kinds)
     sub.add_argument("source", metavar="SOURCE", help="code of the source language, the ending of its files")
-    sub.add_argument("target", metavar="TARGET", help="code of the target language")
+    sub.add_argument("target", metavar="TARGET", help="code of the target language, the ending of its files")
     for split in SPLITS:
         sub.add_argument(
-            split, metavar=split.upper(), help=f"{split.upper()}.SOURCE and {split.upper()}.TARGET are read"
+            split,
+            metavar=split.upper(),
+            help=f"start of two files' names, {split.upper()}.SOURCE and {split.upper()}.TARGET: text to {USES[split]}",
         )
-    sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")
-    sub.add_argument("--vocab", type=int, metavar="N", help=f"SentencePiece pieces (default {PIECES:,})")
+    sub.add_argument("dest", metavar="DEST", help="folder to make, with the binarised data for fairseq-train")
+    sub.add_argument(
+        "--vocab", type=int, metavar="N", help=f"number of SentencePiece pieces to learn (default {PIECES:,})"
+    )
     sub.add_argument("--vocab-sample", **SAMPLE)
     sub.add_argument(
-        "--like", metavar="MODEL", help="take pieces and dictionary of a checkpoint, its data, or an export"
+        "--like", metavar="MODEL", help="checkpoint, its data or its export, whose pieces and dictionary to use"
     )
-    sub.add_argument("--drop-empty", action="store_true", help="leave out pairs with an empty side")
+    sub.add_argument(
+        "--drop-empty", action="store_true", help="leave out sentence pairs with an empty line on either side"
+    )
     sub.add_argument("--workers", **WORKERS)
 
     sub = command("lm", plain_text, among=kinds)
-    sub.add_argument("train", metavar="TRAIN", help="text, a line a sentence, an empty line between documents; - is "
-                     "standard input")  # fmt: skip
-    sub.add_argument("valid", metavar="VALID", help="the same to validate on; may be several, with commas between")
-    sub.add_argument("test", metavar="TEST", help="the same to test on; may be several, with commas between")
-    sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")
-    sub.add_argument("--bpe", choices=tuple(SEGMENTERS), default="sentencepiece", help="default sentencepiece")
-    sub.add_argument("--vocab", type=int, metavar="N", help=f"SentencePiece pieces, from TRAIN (default {LM_PIECES:,})")
+    sub.add_argument("train", metavar="TRAIN", help="text file to train on: a sentence a line, an empty line between "
+                     "documents; - is standard input")  # fmt: skip
+    sub.add_argument("valid", metavar="VALID", help="text file to validate on, or several with commas between")
+    sub.add_argument("test", metavar="TEST", help="text file to test on, or several with commas between")
+    sub.add_argument("dest", metavar="DEST", help="folder to make, with the binarised data for fairseq-train")
+    sub.add_argument(
+        "--bpe", choices=tuple(SEGMENTERS), default="sentencepiece", help="what cuts the text (default sentencepiece)"
+    )
+    sub.add_argument(
+        "--vocab",
+        type=int,
+        metavar="N",
+        help=f"number of SentencePiece pieces to learn of TRAIN (default {LM_PIECES:,})",
+    )
     sub.add_argument("--vocab-sample", **SAMPLE)
     sub.add_argument("--spm", metavar="FILE", help="a SentencePiece model to take instead of training one")
-    sub.add_argument("--encoder-json", metavar="FILE", help="GPT-2's encoder.json (default: fetched)")
-    sub.add_argument("--vocab-bpe", metavar="FILE", help="GPT-2's vocab.bpe (default: fetched)")
-    sub.add_argument("--downloads", metavar="DIR", help="where they are fetched to (default gpt2_bpe beside DEST)")
-    sub.add_argument("--dict", metavar="FILE", help="dictionary of a model that shall read DEST")
+    sub.add_argument(
+        "--encoder-json", metavar="FILE", help="GPT-2's encoder.json, for --bpe gpt2 (default: downloaded)"
+    )
+    sub.add_argument("--vocab-bpe", metavar="FILE", help="GPT-2's vocab.bpe, for --bpe gpt2 (default: downloaded)")
+    sub.add_argument(
+        "--downloads", metavar="DIR", help="folder for GPT-2's downloaded files (default: gpt2_bpe beside DEST)"
+    )
+    sub.add_argument(
+        "--dict", metavar="FILE", help="dict.txt of a model that is to read DEST (default: a new one is made of TRAIN)"
+    )
     sub.add_argument("--workers", **WORKERS)
 
     sub = command("corpus", corpus, among=kinds)
-    sub.add_argument("recipe", metavar="RECIPE", help="which corpus; any other word lists them")
+    sub.add_argument(
+        "recipe", metavar="RECIPE", help="name of the corpus; a word that is no such name prints the names"
+    )
     sub.add_argument("dest", metavar="DEST", help="folder to fill; started again, the command goes on where it stopped")
-    sub.add_argument("--plan", action="store_true", help="say what would be done: files, tools, counts")
-    sub.add_argument("--from", dest="text", type=Path, metavar="FOLDER", help="text that is tokenised already")
-    sub.add_argument("--pairs", metavar="de-en,fr-en", help="these language pairs, beside those that DEST has")
-    sub.add_argument("--downloads", metavar="DIR", help="where downloads lie (default DEST/downloads)")
+    sub.add_argument("--plan", action="store_true", help="print what would be downloaded and made, and do nothing")
+    sub.add_argument(
+        "--from",
+        dest="text",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of your own text or test sets, see docs/corpora.md",
+    )
+    sub.add_argument(
+        "--pairs",
+        metavar="de-en,fr-en",
+        help="language pairs to make, beside those that DEST has (default: all; m2m102 needs some)",
+    )
+    sub.add_argument("--downloads", metavar="DIR", help="folder of the downloaded files (default: DEST/downloads)")
     sub.add_argument("--workers", **WORKERS)
-    sub.add_argument("--vocab", type=int, metavar="N", help="BPE merges or SentencePiece pieces (default the recipe's)")
-    sub.add_argument("--vocab-sample", **SAMPLE)
-    sub.add_argument("--shards", type=int, metavar="N", help="parts of the binarised training data")
-    sub.add_argument("--temperature", type=float, metavar="T", help="of the sampling of languages for the vocabulary")
+    sub.add_argument(
+        "--vocab", type=int, metavar="N", help="number of BPE merges or SentencePiece pieces (default: the recipe's)"
+    )
+    sub.add_argument(
+        "--vocab-sample",
+        **SAMPLE | {"help": "lines of text, drawn evenly, from which SentencePiece learns (default: the recipe's)"},
+    )
+    sub.add_argument(
+        "--shards",
+        type=int,
+        metavar="N",
+        help="parts of the training data, of which fairseq reads one an epoch (default 1)",
+    )
+    sub.add_argument(
+        "--temperature", type=float, metavar="T", help="the larger, the more small languages shape the vocabulary "
+        "(default 5; 1 keeps proportions)"
+    )  # fmt: skip
     sub.add_argument("--spm", type=Path, metavar="FILE", help="a SentencePiece model to take instead of training one")
-    sub.add_argument("--miniature", action="store_true", help="generated files in place of the downloads")
+    sub.add_argument(
+        "--miniature", action="store_true", help="make a small corpus of generated files, without downloads"
+    )
 
     sub = command("language", language, among=kinds)
-    sub.add_argument("dest", metavar="DEST", help="folder for SPLIT.qaa and SPLIT.qab")
-    sub.add_argument("--nouns", type=int, default=120, metavar="N", help="nouns of the language (default 120)")
-    sub.add_argument("--verbs", type=int, default=60, metavar="N", help="verbs of the language (default 60)")
-    sub.add_argument("--seed", type=int, default=1, metavar="N", help="of the sentences (default 1)")
+    sub.add_argument("dest", metavar="DEST", help="folder for train.qaa, train.qab, and the same of valid and test")
+    sub.add_argument("--nouns", type=int, default=120, metavar="N", help="number of nouns in a language (default 120)")
+    sub.add_argument("--verbs", type=int, default=60, metavar="N", help="number of verbs in a language (default 60)")
+    sub.add_argument("--seed", type=int, default=1, metavar="N", help="random seed of the sentences (default 1)")

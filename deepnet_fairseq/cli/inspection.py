@@ -96,16 +96,32 @@ def add(command) -> None:
     command: function (name, function, usage="") that makes a subcommand's parser and returns it, see __init__.
     """
     sub = command("check", check, "[options] fairseq-train DATA [flags of fairseq-train]")
-    sub.add_argument("--updates", type=int, default=40, metavar="N", help="updates to watch (default 40)")
-    sub.add_argument("--seconds", type=float, default=60, metavar="S", help="end after so many seconds (default 60)")
-    sub.add_argument("--compress-warmup", type=int, metavar="K", help="reach the peak learning rate after K updates")
+    sub.add_argument("--updates", type=int, default=40, metavar="N", help="number of updates to watch (default 40)")
+    sub.add_argument(
+        "--seconds",
+        type=float,
+        default=60,
+        metavar="S",
+        help="end after S seconds, even with fewer updates (default 60)",
+    )
+    sub.add_argument(
+        "--compress-warmup", type=int, metavar="K", help="reach the peak learning rate after K updates already"
+    )
 
     sub = command("verify", verify)
-    sub.add_argument("model", metavar="MODEL", help="file or folder of weights")
+    sub.add_argument("model", metavar="MODEL", help="file of weights, or folder with one")
     sub.add_argument("--method", required=True, metavar="NAME", help="method whose formulas to compare with")
-    sub.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the method")
-    sub.add_argument("--names", metavar="FILE", help="TOML that renames weights as fairseq's, docs/verify.md")
+    sub.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the method, as base_depth=4; may be given again for others",
+    )
+    sub.add_argument("--names", metavar="FILE", help="TOML file that gives weights fairseq's names, see docs/verify.md")
 
     sub = command("path", path)
-    sub.add_argument("--environment", action="store_true", help="print commit, versions and hardware instead")
-    sub.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs of the training, 0 for the CPU (default)")
+    sub.add_argument("--environment", action="store_true", help="print commit, versions and hardware instead, as JSON")
+    sub.add_argument(
+        "--gpus", type=int, default=0, metavar="N", help="with --environment: describe N GPUs; 0, the default: the CPU"
+    )

@@ -23,6 +23,9 @@ from . import Shown, parse_integers
 METHOD_HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "last LN", "folds", "to train"]
 MODIFIER_HEADER = ["in any method", "makes of it", "paper", "extra parameters", "folds"]
 OPTION_HEADER = ["option", "values", "default", "meaning"]
+NOTE = """extra parameters: at 6L-6L of width 512, more than post_ln has; of a modifier, more than deepnorm alone has
+last LN: whether a LayerNorm follows the last layer; folds: whether `deepnet export` makes a plain Transformer of it
+to train: flags that a training needs; `deepnet methods NAME` says more"""
 DEPTHS = ([6, 6], [18, 18], [100, 100])  # layers of encoder and decoder for which a card shows coefficients by default
 RESULTS = Path(__file__).resolve().parents[2] / "results"  # of a checkout; an installed package has none
 
@@ -53,15 +56,15 @@ def methods(args) -> Shown | None:
         return card(args.method, depths, args.option, args.user_dir)
 
     if args.option:
-        raise UserError(f"--option {args.option[0]}", "an option is of one method; give its NAME too")
+        raise UserError(f"--option {args.option[0]}", "belongs to one method; give its NAME too")
     if args.layers:
-        raise UserError(f"--layers {args.layers}", "depths are shown of one method; give its NAME too")
+        raise UserError(f"--layers {args.layers}", "is for the numbers of one method; give its NAME too")
     method_table = [METHOD_HEADER]
     for name in sorted(METHODS):
         cells, _ = method_row(name)
         method_table.append(cells)
     tables = [method_table, [MODIFIER_HEADER, *modifier_rows()]]
-    return show_tables(tables, "extra parameters: beside post_ln, 6L-6L of width 512; `deepnet methods NAME` says more")
+    return show_tables(tables, NOTE)
 
 
 def method_row(name: str, values: Mapping[str, Any] | None = None) -> tuple[list[str], str | None]:
@@ -153,7 +156,9 @@ def card(name: str, depths: Sequence[list[int]], options: list[str], user_dir: s
     for layers in depths:
         if len(layers) != 2 or min(layers) < 0 or not any(layers):
             given = ",".join(str(count) for count in layers)
-            raise UserError(f"--layers {given}", "give two, as 18,18; 0 for a stack that is not there")
+            raise UserError(
+                f"--layers {given}", "give the layers of encoder and decoder, as 18,18; 0 for one that the model lacks"
+            )
         depth = "-".join(f"{count}L" for count in layers)
         coefficients[depth] = _coefficients(method(*layers, **values), layers)
 
@@ -172,7 +177,7 @@ def card(name: str, depths: Sequence[list[int]], options: list[str], user_dir: s
         "paper": method.paper,
         "initialisation": ", or ".join(method.init_profiles) + " (--init-profile)",
         "last LayerNorm": by_column["last LN"],
-        "parameters": f"{by_column['extra parameters']} beside post_ln, at 6L-6L of width 512",
+        "parameters": f"{by_column['extra parameters']} in comparison with post_ln, at 6L-6L of width 512",
         "to train": " ".join(words),
         "export": exports,
         "evidence here": f"recorded trainings: {counts or 'none at hand'}; results/README.md of the repository",
@@ -331,9 +336,18 @@ def add(command) -> None:
     command: function (name, function) that makes a subcommand's parser and returns it, see __init__.
     """
     sub = command("methods", methods)
-    sub.add_argument("method", nargs="?", metavar="NAME", help="the method to show; all without it")
-    sub.add_argument("--layers", metavar="N,M", help="depths for its numbers (default: 6,6, 18,18 and 100,100)")
-    sub.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option, as base_depth=4")
-    sub.add_argument("--weights", metavar="ARCH", help="architecture to build and to measure weights of")
-    sub.add_argument("--archs", action="store_true", help="list architectures, their sizes and parameters instead")
-    sub.add_argument("--vocab", type=int, default=10_000, metavar="N", help="symbols for --archs (default 10,000)")
+    sub.add_argument("method", nargs="?", metavar="NAME", help="the method to show (default: a table of all)")
+    sub.add_argument("--layers", metavar="N,M", help="layers of encoder and decoder for which to show the method's "
+                     "coefficients (default: 6,6, 18,18 and 100,100)")  # fmt: skip
+    sub.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the method, as "
+                     "base_depth=4; may be given again for others")  # fmt: skip
+    sub.add_argument("--weights", metavar="ARCH", help="architecture to build, to compare its weights' deviations with "
+                     "the method's formula")  # fmt: skip
+    sub.add_argument("--archs", action="store_true", help="list architectures with their sizes and parameters instead")
+    sub.add_argument(
+        "--vocab",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="with --archs: symbols of the vocabulary (default 10,000)",
+    )

@@ -19,6 +19,8 @@ from . import Shown
 def profile(args) -> Shown:
     """Measure Admin's omegas on the first training batch.
 
+    Omegas are the factors of Admin's shortcuts, one for each sublayer.
+
     Takes every flag of fairseq-train: give those of the run to come, for the profile holds for its architecture, data,
     dropout and seed.
 
@@ -39,8 +41,8 @@ def profile(args) -> Shown:
         omegas = measured.omegas_of(stack)
         if omegas:
             last_omegas.append(f"{stack} {omegas[-1]:.4f}")
-    text = f"""wrote {len(measured.omega)} omegas to {args.out}; the last ones: {", ".join(last_omegas)}
-train with the same flags and --method admin --admin-profile {shlex.quote(args.out)}"""
+    text = f"""wrote {len(measured.omega)} omegas to {args.out}; of the last sublayers: {", ".join(last_omegas)}
+now train with the same flags and --method admin --admin-profile {shlex.quote(args.out)}"""
     return Shown(text, {"wrote": args.out, "omega": measured.omega})
 
 
@@ -209,7 +211,7 @@ def _check_number(flag: str, number: int) -> None:
 
 
 def generate(args) -> Shown:
-    """Translate a test set in many directions with one model, loaded once.
+    """Translate a test set in several directions with one model, loaded once.
 
     Takes every flag of fairseq-generate but the languages. A direction that is in the folder already is left alone.
 
@@ -231,46 +233,65 @@ def add(command) -> None:
     sub = command("translate", translate)
     sub.add_argument("model", metavar="MODEL", help="checkpoint, or folder of `deepnet export`")
     sub.add_argument("file", metavar="FILE", nargs="?", help="UTF-8 text, a sentence a line (default: standard input)")
-    sub.add_argument("--source-lang", metavar="LANG", help="of a multilingual model: the text's language")
-    sub.add_argument("--target-lang", metavar="LANG", help="of a multilingual model: the translation's language")
-    sub.add_argument("--beam", type=int, default=5, metavar="N", help="beams of the search (default: 5)")
-    sub.add_argument("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
+    sub.add_argument("--source-lang", metavar="LANG", help="language of the text, which a multilingual model needs")
     sub.add_argument(
-        "--nbest", type=int, metavar="N", help="N translations a line: line, score, text with tabs between"
+        "--target-lang", metavar="LANG", help="language of the translation, which a multilingual model needs"
     )
-    sub.add_argument("--max-tokens", type=int, default=2000, metavar="N", help="source tokens a batch (default: 2000)")
-    sub.add_argument("--threads", type=int, metavar="N", help="threads (default: OMP_NUM_THREADS, else as many "
-                     "as suit the model, docs/translating.md)")  # fmt: skip
-    sub.add_argument("--int8", action="store_true", help="CTranslate2: weights and products in 8 bits")
-    sub.add_argument("--data", metavar="DATA", help="of a checkpoint: binarised data, by default where it was trained")
-    sub.add_argument("--subwords", metavar="FILE", help="of a checkpoint: what cut its text (default: as its data)")
+    sub.add_argument("--beam", type=int, default=5, metavar="N", help="beams of the search (default: 5)")
+    sub.add_argument(
+        "--lenpen", type=float, default=1.0, metavar="X", help="length penalty; above 1 favours long lines (default: 1)"
+    )
+    sub.add_argument("--nbest", type=int, metavar="N", help="print N translations of each line: its number, score and "
+                     "text with tabs between (default: the text of the best)")  # fmt: skip
+    sub.add_argument(
+        "--max-tokens", type=int, default=2000, metavar="N", help="largest batch, in source tokens (default: 2000)"
+    )
+    sub.add_argument("--threads", type=int, metavar="N", help="number of threads (default: OMP_NUM_THREADS, else as "
+                     "many as suit the model, docs/translating.md)")  # fmt: skip
+    sub.add_argument("--int8", action="store_true", help="compute in 8 bits, by CTranslate2 only")
+    sub.add_argument(
+        "--data", metavar="DATA", help="binarised data of a checkpoint (default: where it was trained from)"
+    )
+    sub.add_argument("--subwords", metavar="FILE", help="what cuts a checkpoint's text: SentencePiece model or BPE "
+                     "codes, or none (default: the file beside its data)")  # fmt: skip
 
     flags = "DATA --path CHECKPOINT --directions SRC-TGT,... --out FOLDER [fairseq-generate's]"
     sub = command("generate", generate, flags)
-    sub.add_argument("--directions", required=True, metavar="SRC-TGT,...", help="translated one after another")
-    sub.add_argument("--out", required=True, metavar="FOLDER", help="for SRC-TGT.txt and SRC-TGT.log of each")
+    sub.add_argument(
+        "--directions", required=True, metavar="SRC-TGT,...", help="directions to translate in, as de-en,fr-en"
+    )
+    sub.add_argument(
+        "--out", required=True, metavar="FOLDER", help="folder for SRC-TGT.txt and SRC-TGT.log of each direction"
+    )
 
     flags = "DATA --arch ARCH --max-tokens N --out FILE [flags of fairseq-train]"
     sub = command("profile", profile, flags)
-    sub.add_argument("--out", required=True, metavar="FILE", help="profile to write")
+    sub.add_argument("--out", required=True, metavar="FILE", help="file to write the omegas to, for --admin-profile")
 
     sub = command("export", export)
     sub.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of fairseq-train, or an average of some")
-    sub.add_argument("--to", required=True, choices=tuple(WRITERS), help="program that shall read it")
-    sub.add_argument("--out", required=True, help="file (transformer) or folder (the others) to write")
-    sub.add_argument("--fp16", action="store_true", help="transformer: weights in half precision")
-    sub.add_argument("--quantization", metavar="TYPE", help="ctranslate2: int8, int8_float32, float16, ...")
-    sub.add_argument("--data", help="folders: binarised data of the run, by default where it was trained from")
-    fallback = "what lies with the data; none: the text comes cut"
-    sub.add_argument("--subwords", metavar="FILE", help=f"folders: what cut the text, by default {fallback}")
-    sub.add_argument("--beam", type=int, metavar="N", help="huggingface: beams of generate(), by default 5")
-    sub.add_argument("--lenpen", type=float, metavar="X", help="huggingface: its length penalty, by default 1")
+    sub.add_argument(
+        "--to", required=True, choices=tuple(WRITERS), help="what is to read the model; transformer is stock fairseq's"
+    )
+    sub.add_argument("--out", required=True, help="file to write with --to transformer, folder with the others")
+    sub.add_argument("--fp16", action="store_true", help="with --to transformer: write weights in half precision")
+    sub.add_argument("--quantization", metavar="TYPE", help="with --to ctranslate2: int8, int8_float32, float16, ... "
+                     "(default: float32)")  # fmt: skip
+    folders = "with --to ctranslate2 and huggingface"
+    sub.add_argument("--data", help=f"{folders}: the run's binarised data (default: where it was trained from)")
+    sub.add_argument("--subwords", metavar="FILE", help=f"{folders}: what cuts the text, or none, for a translator "
+                     "of text that comes cut (default: the file beside the data)")  # fmt: skip
+    sub.add_argument("--beam", type=int, metavar="N", help="with --to huggingface: beams of generate() (default: 5)")
+    sub.add_argument(
+        "--lenpen", type=float, metavar="X", help="with --to huggingface: length penalty of generate() (default: 1)"
+    )
 
     sub = command("average", average)
     sub.add_argument("inputs", nargs="+", metavar="CHECKPOINT", help="checkpoints, or one folder with --last or --best")
     sub.add_argument("--out", required=True, metavar="FILE", help="checkpoint to write")
     which = sub.add_mutually_exclusive_group()
-    which.add_argument("--last", type=int, metavar="K", help="the last K by epoch, or by update where there are none")
-    which.add_argument("--best", type=int, metavar="K", help="the K best by validation score")
-    said = "the training's flag of that name, if the folder holds several trainings"
+    which.add_argument("--last", type=int, metavar="K", help="average the last K checkpoints of epochs, or of updates "
+                       "where there are none of epochs")  # fmt: skip
+    which.add_argument("--best", type=int, metavar="K", help="average the K checkpoints of the best validation scores")
+    said = "the same flag of the training to average, if the folder holds several trainings"
     sub.add_argument("--checkpoint-suffix", metavar="TEXT", help=said)

@@ -22,10 +22,10 @@ def plan(args) -> None:
     --update-freq, --fp16, --bf16, --memory-efficient-fp16, --memory-efficient-bf16, --optimizer, --criterion,
     --zero-sharding, --cpu; and beside them
 
-      --vocab SIZE[,SIZE]   of the vocabulary, or of source and target (default 32000)
-      --length TOKENS       of a sentence (default 32; of language models 1024)
-      --gpus N              (default 1)
-      --gpu-memory GIB      of each (default 80)
+      --vocab SIZE[,SIZE]   symbols of the vocabulary, or of source's and target's (default 32000)
+      --length TOKENS       tokens of a sentence (default 32; of a sample of language models 1024)
+      --gpus N              number of GPUs of the training (default 1)
+      --gpu-memory GIB      memory of each GPU (default 80)
 
     How it is computed, and how far it is from measured peaks: docs/planning.md.
 
@@ -44,7 +44,7 @@ def plan(args) -> None:
         _rows(args)
         return
     if args.chosen:
-        raise UserError(f"--chosen {args.chosen}", "is of many trainings; give their file by --rows too")
+        raise UserError(f"--chosen {args.chosen}", "is only for many trainings; give their file by --rows too")
     setting = parse_setting(args.rest)
     speed = _speed(args, setting)
     if args.json:
@@ -97,7 +97,7 @@ def _speed(args, setting):
     if args.flops is not None:
         return speed(setting, args.flops * TERA, updates)
     if updates is not None:
-        raise UserError("--updates and --epochs", "time needs a rate; add --flops")
+        raise UserError("--updates and --epochs", "the hours depend on a GPU's speed; add --flops TFLOPS")
     return None
 
 
@@ -107,12 +107,32 @@ def add(command) -> None:
     command: function (name, function, usage="") that makes a subcommand's parser and returns it, see __init__.
     """
     sub = command("plan", plan, "[--arch ARCH] [--vocab SIZE] [--max-tokens N] [--gpus N] [flags of fairseq-train]")
-    sub.add_argument("--json", action="store_true", help="one line instead of tables; bytes, operations, seconds")
-    sub.add_argument("--flops", type=float, metavar="TFLOPS", help="TFLOP/s that one GPU achieves in training")
+    sub.add_argument(
+        "--json", action="store_true", help="print a line of JSON instead of tables, in bytes, FLOP and seconds"
+    )
+    sub.add_argument(
+        "--flops", type=float, metavar="TFLOPS", help="TFLOP/s that one GPU achieves in training, to compute the time"
+    )
     length = sub.add_mutually_exclusive_group()
-    length.add_argument("--updates", type=int, metavar="N", help="length of the training")
-    length.add_argument("--epochs", type=float, metavar="E", help="the same, with --corpus-tokens")
-    sub.add_argument("--corpus-tokens", type=int, metavar="N", help="target tokens of the training data")
-    sub.add_argument("--rows", metavar="FILE", help="many trainings, a line NAME FLAGS each, - for standard input")
-    sub.add_argument("--chosen", metavar="FILE", help="of --rows: receives each NAME and the flags that make it fit")
-    sub.add_argument("--side-by-side", type=int, default=1, metavar="N", help="number of --rows trained at a time")
+    length.add_argument("--updates", type=int, metavar="N", help="length of the training in updates; needs --flops")
+    length.add_argument(
+        "--epochs", type=float, metavar="E", help="length of the training in epochs; needs --corpus-tokens and --flops"
+    )
+    sub.add_argument(
+        "--corpus-tokens", type=int, metavar="N", help="number of target tokens in the training data, for --epochs"
+    )
+    sub.add_argument(
+        "--rows",
+        metavar="FILE",
+        help="plan many trainings, for each of which FILE has a line NAME FLAGS (-: standard input)",
+    )
+    sub.add_argument(
+        "--chosen", metavar="FILE", help="with --rows: file to write, with each NAME and the flags that make it fit"
+    )
+    sub.add_argument(
+        "--side-by-side",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --rows: trainings at a time, for time and disk (default 1)",
+    )

@@ -164,19 +164,21 @@ def _check_needs(experiment: Experiment, args) -> None:
     from ..tools.reproduce.run import PACKAGE_PARENT
 
     if args.data == "":
-        raise UserError("--data", "names no folder")
+        raise UserError("--data", "is empty; name a folder of binarised data, or leave it out")
     if args.pairs and experiment["corpus"] not in MULTILINGUAL:
-        raise UserError("--pairs", f"{experiment.name} has one language pair, or none")
+        raise UserError(
+            "--pairs", f"{experiment.name} is not multilingual, so there is nothing to choose; leave it out"
+        )
     precision = experiment.get("precision")
     if args.precision and precision and args.precision != precision:
-        raise UserError(f"--precision {args.precision}", f"{experiment.name} is in {precision}; leave it out")
+        raise UserError(
+            f"--precision {args.precision}", f"{experiment.name} is trained in {precision} only; leave it out"
+        )
 
     needs = experiment.get("needs")  # "pairs", a folder of a checkout, or None
     if needs == "pairs":
         if not (args.pairs or args.data or args.smoke or args.dry_run):
-            raise UserError(
-                "--pairs", "name language pairs as de-en,fr-en, or --data with all of them: they fit no machine"
-            )
+            raise UserError("--pairs", "name some, as de-en,fr-en, or give --data: all pairs together fit no machine")
     elif needs is not None and not (PACKAGE_PARENT / needs).is_dir():  # a checkout has it beside the package
         raise UserError(experiment.name, f"its methods are in {needs} of a checkout, and not installed; run it there")
 
@@ -240,8 +242,8 @@ def _submit(args, setting: Setting) -> None:
         what, _, needed = end.partition(" if ")
         kind, name = what.split()
         flag = "--table" if kind == "table" else "--figures"
-        when = f"when the jobs are over, if there is {needed}" if needed else "when the jobs are over"
-        print(f"submitted; {when}: deepnet report {shlex.quote(str(setting.out))} {flag} {name}")
+        when = f"when they are over, if there is {needed}" if needed else "when they are over"
+        print(f"all jobs are submitted; {when}, run: deepnet report {shlex.quote(str(setting.out))} {flag} {name}")
 
 
 def flags_for_job(args, gpus: int, out: Path) -> list[str]:
@@ -270,7 +272,7 @@ def parse_words(flag: str, text: str | None) -> list[str] | None:
         return None
     found = [word for word in text.split(",") if word]
     if not found:
-        raise UserError(f"{flag} {text}", "names nothing")
+        raise UserError(f"{flag} {text}", "names nothing; give words with commas between, or leave it out")
     return found
 
 
@@ -356,58 +358,126 @@ def add(command) -> None:
     sub = command("reproduce", reproduce)
 
     # the experiment and its rows
-    sub.add_argument("name", nargs="?", metavar="NAME", help="as --list prints them: table1, figure6, ...")
-    sub.add_argument("--list", action="store_true", help="print the experiments")
-    sub.add_argument("--methods", metavar="M,M", help="as `deepnet methods` lists (default: the paper's)")
-    sub.add_argument("--depths", metavar="N,N", help="layers, or ENCODER-DECODER (default: the paper's)")
-    sub.add_argument("--sizes", metavar="S,S", help="of language models, as 125m,355m (default: the paper's)")
-    sub.add_argument("--lrs", metavar="L,L", help="learning rates of language models, all of which are trained")
-    sub.add_argument("--seeds", metavar="S,S", help="of the trainings (default: 1, or the authors')")
-    sub.add_argument("--variants", metavar="V,V", help="of each row, where there are several (default: all)")
-    sub.add_argument("--row", metavar="NAME", help="run this row alone, as the plan names it")
-    sub.add_argument("--update", type=positive, metavar="N", help="that Figure 5 shows (default 5)")
-    sub.add_argument("--recipe", metavar="NAME", help="another version of the experiment")
-    sub.add_argument("--pairs", metavar="P,P", help="language pairs of a corpus of many, as de-en,fr-en")
+    sub.add_argument(
+        "name", nargs="?", metavar="NAME", help="name of an experiment, as --list prints it: table1, figure6, ..."
+    )
+    sub.add_argument("--list", action="store_true", help="print the names of the experiments, and what they reproduce")
+    sub.add_argument(
+        "--methods", metavar="M,M", help="names that `deepnet methods` lists (default: the paper's methods)"
+    )
+    sub.add_argument("--depths", metavar="N,N", help="depths to train, as 18,100 or 60-12 (default: the paper's)")
+    sub.add_argument("--sizes", metavar="S,S", help="sizes of language models, as 125m,355m (default: the paper's)")
+    sub.add_argument(
+        "--lrs", metavar="L,L", help="learning rates, each of which trains each language model (default: the paper's)"
+    )
+    sub.add_argument("--seeds", metavar="S,S", help="random seeds, each of which trains every row (default: 1, or the "
+                     "authors')")  # fmt: skip
+    sub.add_argument(
+        "--variants", metavar="V,V", help="warmup or no_warmup, where the experiment has both (default: both)"
+    )
+    sub.add_argument("--row", metavar="NAME", help="run only the row of this name, which --dry-run shows")
+    sub.add_argument("--update", type=positive, metavar="N", help="number of updates for Figure 5 (default 5)")
+    sub.add_argument(
+        "--recipe", metavar="NAME", help="another version of the experiment, as deepnmt (default: the usual one)"
+    )
+    sub.add_argument("--pairs", metavar="P,P", help="language pairs of a multilingual corpus, as de-en,fr-en (default: "
+                     "all, but table3 needs some)")  # fmt: skip
 
     # folders and data
-    sub.add_argument("--out", metavar="DIR", help="folder of runs, reports and pictures (default: runs, runs-smoke)")
-    sub.add_argument("--data", metavar="DIR", help="binarised data (default: the corpus's recipe makes them in OUT)")
-    sub.add_argument("--text", nargs=3, metavar=("TRAIN", "VALID", "TEST"), help="lines for language models")
+    sub.add_argument("--out", metavar="DIR", help="folder for runs, reports and pictures (default: runs; "
+                     "runs-smoke with --smoke, and for experiments for a CPU)")  # fmt: skip
+    sub.add_argument(
+        "--data", metavar="DIR", help="folder of binarised data (default: made in OUT/data by the corpus's recipe)"
+    )
+    sub.add_argument(
+        "--text",
+        nargs=3,
+        metavar=("TRAIN", "VALID", "TEST"),
+        help="plain text for language models, a file for each use",
+    )
 
     # machines
     sub.add_argument(
-        "--gpus", type=positive, metavar="N", help="GPUs of each training on a machine (default: the paper's)"
+        "--gpus",
+        type=positive,
+        metavar="N",
+        help="GPUs of a training on each machine (default: as many as the paper, "
+        "or as there are; a miniature takes the CPU)",
     )
     sub.add_argument(
-        "--nodes", type=positive, default=1, metavar="N", help="machines of each training, by SLURM (default 1)"
+        "--nodes",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="machines of each training, with --launch slurm (default 1)",
     )
     sub.add_argument(
-        "--gpu-memory", type=above_zero, metavar="GIB", help="of each GPU (default: as nvidia-smi says, or 80)"
+        "--gpu-memory",
+        type=above_zero,
+        metavar="GIB",
+        help="memory of each GPU in GiB (default: as nvidia-smi says, or 80)",
     )
-    sub.add_argument("--tflops", type=above_zero, metavar="N", help="of each GPU, for the printed hours (default 100)")
+    sub.add_argument(
+        "--tflops", type=above_zero, metavar="N", help="TFLOP/s that each GPU achieves, for the plan's hours (default: "
+        "100; 0.03 on a CPU)"
+    )  # fmt: skip
 
     # the training of a row
-    sub.add_argument("--max-tokens", type=positive, metavar="N", help="of a batch on a GPU (default: the plan's)")
-    sub.add_argument("--recompute", choices=("yes", "no"), help="activations (default: the plan decides)")
-    sub.add_argument("--precision", choices=("fp16", "bf16", "fp32"), help="default: fp16 on a GPU, fp32 on the CPU")
-    sub.add_argument("--average", metavar="N", help="epochs averaged: 10 the last 10, or 36-45 (default: the paper's)")
-    sub.add_argument("--separate-embeddings", action="store_true", help="of source, target and output; by default one")
-    sub.add_argument("--launch", default="spawn", choices=("spawn", "torchrun", "slurm"), help="default: spawn")
-    sub.add_argument("--stop-stuck", type=int, metavar="K", help="ends trainings that learn nothing for K updates")
+    sub.add_argument(
+        "--max-tokens", type=positive, metavar="N", help="tokens of a batch on a GPU (default: the plan's)"
+    )
+    sub.add_argument(
+        "--recompute", choices=("yes", "no"), help="whether to recompute activations (default: as the plan decides)"
+    )
+    sub.add_argument(
+        "--precision",
+        choices=("fp16", "bf16", "fp32"),
+        help="number format of training (default: the experiment's, else fp16 on a GPU and fp32 on the CPU)",
+    )
+    sub.add_argument("--average", metavar="N", help="epochs whose checkpoints to average: 10 for the last ten, or "
+                     "36-45 (default: the paper's)")  # fmt: skip
+    sub.add_argument("--separate-embeddings", action="store_true", help="train separate embeddings of source, target "
+                     "and output, where the experiment shares one")  # fmt: skip
+    sub.add_argument(
+        "--launch",
+        default="spawn",
+        choices=("spawn", "torchrun", "slurm"),
+        help="what starts a training's processes: fairseq-train (spawn, the default), torchrun, or SLURM, a job a row",
+    )
+    sub.add_argument("--stop-stuck", type=int, metavar="K", help="end a training that for K updates is hardly better "
+                     "than guessing by the words' frequencies; 0: never (default: by row, docs/experiments.md)"
+    )  # fmt: skip
 
     # how all rows are run
-    sub.add_argument("--generate", metavar="FLAGS", help="more flags of fairseq-generate, in quotes")
+    sub.add_argument("--generate", metavar="FLAGS", help="more flags of fairseq-generate, as one word in quotes")
     sub.add_argument(
-        "--jobs", type=positive, metavar="N", help="trainings at a time (default: as many as the machine takes)"
+        "--jobs",
+        type=positive,
+        metavar="N",
+        help="number of trainings at a time (default: as many as the GPUs or cores take; 1 in experiments for a CPU)",
     )
-    sub.add_argument("--order", choices=("deepest", "shallowest", "given"), help="of the rows (default: deepest first)")
-    sub.add_argument("--keep", default="weights", choices=("weights", "all"), help="checkpoints of a scored run")
-    sub.add_argument("--no-plan", action="store_true", help="the paper's batch, whatever fits")
-    sub.add_argument("--smoke", action="store_true", help="a miniature on generated data, in minutes on two CPU cores")
+    sub.add_argument("--order", choices=("deepest", "shallowest", "given"), help="which rows begin first; given: as "
+                     "listed (default: the deepest)")  # fmt: skip
+    sub.add_argument("--keep", default="weights", choices=("weights", "all"), help="checkpoints that stay of a "
+                     "finished run: the last and averaged weights, or all (default: weights)")  # fmt: skip
     sub.add_argument(
-        "--dry-run", nargs="?", const="plan", choices=("plan", "commands"), help="print the plan, or commands"
+        "--no-plan", action="store_true", help="train with the paper's batch without asking whether it fits into memory"
     )
-    sub.add_argument("--variables", action="store_true", help="take the scripts' variables, METHODS=... and so on")
+    sub.add_argument(
+        "--smoke", action="store_true", help="run a miniature on generated data, in minutes on two CPU cores"
+    )
+    sub.add_argument(
+        "--dry-run",
+        nargs="?",
+        const="plan",
+        choices=("plan", "commands"),
+        help="train nothing, but print the plan, or the shell commands",
+    )
+    sub.add_argument(
+        "--variables",
+        action="store_true",
+        help="read the scripts' environment variables, METHODS=... and so on, as flags",
+    )
 
 
 def split_command_line(argv: list[str]) -> tuple[list[str], list[str]]:

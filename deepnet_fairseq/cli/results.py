@@ -65,7 +65,7 @@ def _differences(args) -> Shown:
     from ..study.scoring.paired import significance, significance_table
 
     if args.paper or args.partial:
-        raise UserError("--paper and --partial", "of one system's score; drop them to compare systems")
+        raise UserError("--paper and --partial", "are for the score of one system; drop them to compare systems")
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     systems = [Path(system) for system in args.systems]
     comparisons = significance(Path(args.generated), systems, data=args.data, tokenize=args.tokenize)
@@ -120,22 +120,40 @@ def add(command) -> None:
     """
     sub = command("score", score)
     sub.add_argument("generated", metavar="GENERATED", help="output of fairseq-generate, or a folder of SRC-TGT.txt")
-    sub.add_argument("systems", nargs="*", metavar="SYSTEM", help="the same of systems to compare with the first")
-    sub.add_argument("--data", metavar="BIN", help="binarised data that was translated; recipe.json lies beside it")
+    sub.add_argument("systems", nargs="*", metavar="SYSTEM", help="outputs of other systems on the same test set, to "
+                     "compare with GENERATED")  # fmt: skip
+    sub.add_argument("--data", metavar="BIN", help="binarised data that was translated, of `deepnet prepare`: its raw "
+                     "references are scored against (default: those in GENERATED)")  # fmt: skip
     sub.add_argument(
-        "--tokenize", metavar="NAME", choices=TOKENIZERS, help="%(choices)s (default: by the target language)"
+        "--tokenize",
+        metavar="NAME",
+        choices=TOKENIZERS,
+        help="sacreBLEU's tokenizer: one of %(choices)s (default: by the target language)",
     )
-    sub.add_argument("--paper", metavar="KIND[,SET=KIND]", help="tokenised, sacrebleu, spbleu, m2m or perplexity")
-    sub.add_argument("--partial", action="store_true", help="score although directions of the corpus are missing")
-    sub.add_argument("--out", metavar="FILE", help="JSON file to write too, whole or not at all")
+    sub.add_argument("--paper", metavar="KIND[,SET=KIND]", help="which BLEU is the JSON's main one: tokenised, "
+                     "sacrebleu, spbleu or m2m; or perplexity")  # fmt: skip
+    sub.add_argument(
+        "--partial",
+        action="store_true",
+        help="score even if translations of some of the corpus's directions are missing",
+    )
+    sub.add_argument("--out", metavar="FILE", help="JSON file to write the scores to, beside what is printed")
 
     sub = command("report", report)
     sub.add_argument(
-        "runs", metavar="RUNS", nargs="?", help="folder with table1, figure3 and so on, each with one folder a run"
+        "runs",
+        metavar="RUNS",
+        nargs="?",
+        help="folder with subfolders table1, figure3, ..., each with a folder for a run",
     )
     what = sub.add_mutually_exclusive_group(required=True)
-    what.add_argument("--table", metavar="NAME", help="which table; another word lists them")
+    what.add_argument("--table", metavar="NAME", help="name of the table; a word that is no such name prints the names")
     what.add_argument(
-        "--figures", nargs="?", const="", metavar="N,N", help="which figures; without N all that have runs"
+        "--figures",
+        nargs="?",
+        const="",
+        metavar="N,N",
+        help="names of figures, as 3,depth; without any, all that have runs",
     )
-    sub.add_argument("--out", metavar="PATH", help="Markdown file of a table (default: print it), folder of figures")
+    sub.add_argument("--out", metavar="PATH", help="Markdown file for a table (default: print it), or folder for "
+                     "figures (default: RUNS)")  # fmt: skip

@@ -102,24 +102,35 @@ def add(command) -> None:
     command: function (name, function, usage="") that makes a subcommand's parser and returns it, see __init__.
     """
     sub = command("quickstart", quickstart)
-    sub.add_argument("--methods", default="deepnorm,post_ln", help="any that `deepnet methods` lists, with commas "
-                     "between (default deepnorm,post_ln)")  # fmt: skip
-    sub.add_argument("--depth", type=int, default=18, help="layers of encoder and of decoder (default 18)")
-    sub.add_argument("--updates", type=int, default=1200, help="updates of each training (default 1200)")
-    sub.add_argument("--seed", type=int, default=1, help="of the trainings; the data are always the same (default 1)")
-    sub.add_argument("--out", default="quickstart", help="folder of data and runs (default quickstart)")
+    sub.add_argument("--methods", default="deepnorm,post_ln", help="methods to train, with commas between, of those "
+                     "that `deepnet methods` lists (default deepnorm,post_ln)")  # fmt: skip
+    sub.add_argument("--depth", type=int, default=18, help="layers of the encoder, and of the decoder (default 18)")
+    sub.add_argument("--updates", type=int, default=1200, help="number of updates of each training (default 1200)")
+    sub.add_argument(
+        "--seed", type=int, default=1, help="random seed of the trainings; the data are always the same (default 1)"
+    )
+    sub.add_argument("--out", default="quickstart", help="folder for data and runs (default quickstart)")
 
     sub = command("compare", compare, "DATA --methods NAME,NAME --updates U [...] [flags of fairseq-train]")
-    sub.add_argument("--methods", "--method", required=True, metavar="M,M", help="as `deepnet methods` lists, or yours")
-    sub.add_argument("--depths", default="6", metavar="N,N", help="layers of encoder and of decoder (default 6)")
+    sub.add_argument("--methods", "--method", required=True, metavar="M,M", help="methods to train: names "
+                     "that `deepnet methods` lists, or of your own in --user-dir")  # fmt: skip
+    sub.add_argument(
+        "--depths", default="6", metavar="N,N", help="layers of the encoder, and of the decoder (default 6)"
+    )
     sub.add_argument("--lrs", "--lr", default="1e-3", metavar="LR,LR", help="peak learning rates (default 1e-3)")
-    sub.add_argument("--seeds", "--seed", default="1", metavar="S,S", help="default 1; the table has their spread")
-    sub.add_argument("--updates", "--max-update", type=int, required=True, metavar="U", help="of each training")
-    sub.add_argument("--warmup", type=float, default=1 / 6, metavar="SHARE", help="share of the updates (default 1/6); "
-                     "2 / (1 - beta2) updates at least, 100 by default, but no more than half")  # fmt: skip
-    sub.add_argument("--jobs", type=int, metavar="J", help="trainings at a time (default: on a CPU as many as its "
-                     "cores take, docs/compare.md; on a GPU 1)")  # fmt: skip
-    sub.add_argument("--user-dir", metavar="FOLDER", help="folder of your own that registers methods")
-    sub.add_argument("--plot", metavar="FILE", help="picture to draw: .pdf, .svg or .png")
-    sub.add_argument("--json", action="store_true", help="print JSON for programs instead of the table")
-    sub.add_argument("--out", "--save-dir", default="compare", metavar="FOLDER", help="of the runs (default compare)")
+    sub.add_argument("--seeds", "--seed", default="1", metavar="S,S", help="random seeds, a training each; the table "
+                     "has their mean and range (default 1)")  # fmt: skip
+    sub.add_argument(
+        "--updates", "--max-update", type=int, required=True, metavar="U", help="number of updates of each training"
+    )
+    sub.add_argument("--warmup", type=float, default=1 / 6, metavar="SHARE", help="share of the updates in which the "
+                     "learning rate rises (default 1/6); raised to 2 / (1 - beta2) updates, or half of all, where it "
+                     "is less")  # fmt: skip
+    sub.add_argument("--jobs", type=int, metavar="J", help="number of trainings at a time (default: on a GPU 1, on a "
+                     "CPU as many as cores and memory take, docs/compare.md)")  # fmt: skip
+    sub.add_argument("--user-dir", metavar="FOLDER", help="folder with Python files that register your own methods")
+    sub.add_argument("--plot", metavar="FILE", help="picture of the results to draw, a .pdf, .svg or .png")
+    sub.add_argument("--json", action="store_true", help="print JSON, for programs to read, in place of the table")
+    sub.add_argument(
+        "--out", "--save-dir", default="compare", metavar="FOLDER", help="folder for the runs (default compare)"
+    )
