@@ -63,8 +63,10 @@ def parser() -> argparse.ArgumentParser:
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
     # flags that two commands share
     of_models = argparse.ArgumentParser(add_help=False)
-    of_models.add_argument("--candidates", default="ours,stock,torchscale", help="models (default: %(default)s)")
-    variant = "our model once more, with further flags of fairseq-train"
+    of_models.add_argument(
+        "--candidates", default="ours,stock,torchscale", help="models to compare (default: %(default)s)"
+    )
+    variant = "compare also our model with these further flags of fairseq-train, under this name"
     of_models.add_argument("--variant", action="append", default=[], metavar="NAME=FLAGS", help=variant)
 
     def add(run, **others) -> argparse.ArgumentParser:
@@ -75,60 +77,120 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(speed, parents=[of_models])
     gpu = torch.cuda.is_available()
-    sub.add_argument("--depths", default="6-6,18-18", help="ENCODER-DECODER layers (default: %(default)s)")
-    sub.add_argument("--widths", default="tiny", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
-    sub.add_argument("--only", default="train,generate", help="default: %(default)s")
-    sub.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if gpu else "cpu")
-    sub.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
+    widths = "tiny (64), base (512) or large (1,024) (default: %(default)s)"
+    layers = "layers as ENCODER-DECODER (default: %(default)s)"
+    types = "symbols of the dictionary, which is made up (default: %(default)s)"
+    sub.add_argument(
+        "--depths", default="6-6,18-18", help="ENCODER-DECODER layers, with commas between (default: %(default)s)"
+    )
+    sub.add_argument(
+        "--widths",
+        default="tiny",
+        help="tiny (64), base (512), large (1,024), with commas between (default: %(default)s)",
+    )
+    sub.add_argument("--only", default="train,generate", help="what to time (default: %(default)s)")
+    sub.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda" if gpu else "cpu", help="default: cuda if torch sees a GPU"
+    )
+    sub.add_argument(
+        "--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="number format (default: %(default)s)"
+    )
     most = 4096 if gpu else 512
-    sub.add_argument("--max-tokens", type=int, default=most, help="tokens of a batch (default: %(default)s)")
-    sub.add_argument("--vocabulary", type=int, default=10_000, help="types of the dictionary (default: %(default)s)")
-    sub.add_argument("--sentences", type=integers, default=[1, 32], help="of a batch to translate (default: 1,32)")
-    sub.add_argument("--beams", type=integers, default=[1, 5], help="beam sizes (default: 1,5)")
-    sub.add_argument("--warmup", type=int, default=2, help="training on a CPU: repeats that do not count (default: 2)")
-    sub.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
-    sub.add_argument("--clock", choices=("wall", "process"), default="wall", help="process: on a machine in use")
+    sub.add_argument("--max-tokens", type=int, default=most, help="tokens of a training batch (default: %(default)s)")
+    sub.add_argument("--vocabulary", type=int, default=10_000, help=types)
+    sub.add_argument(
+        "--sentences",
+        type=integers,
+        default=[1, 32],
+        help="numbers of sentences in a batch to translate (default: 1,32)",
+    )
+    sub.add_argument("--beams", type=integers, default=[1, 5], help="beam sizes to translate with (default: 1,5)")
+    sub.add_argument(
+        "--warmup", type=int, default=2, help="repeats at first that do not count, in training on a CPU (default: 2)"
+    )
+    sub.add_argument("--repeats", type=int, default=5, help="number of timed repeats (default: %(default)s)")
+    sub.add_argument(
+        "--clock",
+        choices=("wall", "process"),
+        default="wall",
+        help="time that passes (wall, default), or processor time (process), for a machine in use",
+    )
 
     sub = add(deployed)
-    sub.add_argument("checkpoint", metavar="CHECKPOINT", help="of a translation model that folds")
-    sub.add_argument("data", metavar="DATA", help="folder of its binarised data")
-    sub.add_argument("--subset", default="test", help="default: %(default)s")
-    sub.add_argument("--sentences", type=int, default=1000, help="number of sentences (default: %(default)s)")
-    sub.add_argument("--alone", type=int, default=100, help="the same in batches of one (default: %(default)s)")
-    sub.add_argument("--batches", default="default,32,1", help="fairseq's 12,000 tokens, 32 sentences, one sentence")
-    sub.add_argument("--candidates", default="stock,ours,ctranslate2,ctranslate2-int8,transformers")
-    sub.add_argument("--beam", type=int, default=5, help="default: %(default)s")
+    sub.add_argument("checkpoint", metavar="CHECKPOINT", help="translation model that `deepnet export` can write")
+    sub.add_argument("data", metavar="DATA", help="folder of the model's binarised data")
+    sub.add_argument("--subset", default="test", help="part of DATA to translate (default: %(default)s)")
+    sub.add_argument(
+        "--sentences", type=int, default=1000, help="number of sentences to translate (default: %(default)s)"
+    )
+    sub.add_argument(
+        "--alone", type=int, default=100, help="number of sentences in batches of one sentence (default: %(default)s)"
+    )
+    sub.add_argument(
+        "--batches",
+        default="default,32,1",
+        help="kinds of batches: fairseq's of 12,000 tokens (default), 32 sentences, one (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--candidates",
+        default="stock,ours,ctranslate2,ctranslate2-int8,transformers",
+        help="programs to compare (default: %(default)s)",
+    )
+    sub.add_argument("--beam", type=int, default=5, help="beam size (default: %(default)s)")
     joined = ("sentencepiece", "subword_nmt")
-    sub.add_argument("--joined", choices=joined, help="undo this segmentation before BLEU (default: none)")
-    sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    sub.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    sub.add_argument("--joined", choices=joined, help="what cut the text, to join it before BLEU (default: nothing)")
+    rounds = "how often to time each candidate (default: %(default)s)"
+    sub.add_argument("--rounds", type=int, default=3, help=rounds)
+    sub.add_argument("--threads", type=int, default=1, help="threads of each program (default: %(default)s)")
 
     sub = add(graphs)
-    sub.add_argument("--candidates", default="stock,plain,graphs", help="default: %(default)s")
-    sub.add_argument("--depth", default="18-18", help="ENCODER-DECODER layers (default: %(default)s)")
-    sub.add_argument("--width", default="base", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
+    sub.add_argument(
+        "--candidates", default="stock,plain,graphs", help="ways to train to compare (default: %(default)s)"
+    )
+    sub.add_argument("--depth", default="18-18", help=layers)
+    sub.add_argument("--width", default="base", help=widths)
     sub.add_argument("--max-tokens", type=int, default=4096, help="tokens of a batch (default: %(default)s)")
     sub.add_argument("--update-freq", type=int, default=1, help="batches of an update (default: %(default)s)")
-    sub.add_argument("--vocabulary", type=int, default=10_000, help="types of the dictionary (default: %(default)s)")
-    sub.add_argument("--batches", type=int, default=6, help="different batches (default: %(default)s)")
-    sub.add_argument("--updates", type=int, default=6, help="in a row (default: %(default)s)")
-    sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    sub.add_argument("--kernels", type=int, default=0, help="also print so many of an update's longest kernels")
-    sub.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of fairseq-train, at the end")
+    sub.add_argument("--vocabulary", type=int, default=10_000, help=types)
+    sub.add_argument("--batches", type=int, default=6, help="number of different batches (default: %(default)s)")
+    sub.add_argument("--updates", type=int, default=6, help="updates that are timed as a whole (default: %(default)s)")
+    sub.add_argument("--rounds", type=int, default=3, help=rounds)
+    sub.add_argument(
+        "--kernels", type=int, default=0, metavar="N", help="print also the N longest kernels of an update (default: 0)"
+    )
+    sub.add_argument(
+        "--flags", nargs=argparse.REMAINDER, default=[], help="all words behind it are further flags of fairseq-train"
+    )
 
     sub = add(launches, parents=[of_models])
-    sub.add_argument("--depth", default="18-18", help="ENCODER-DECODER layers (default: %(default)s)")
-    sub.add_argument("--width", default="base", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
-    sub.add_argument("--precision", choices=("fp32", "bf16", "fp16", "amp"), default="fp16")
+    sub.add_argument("--depth", default="18-18", help=layers)
+    sub.add_argument("--width", default="base", help=widths)
+    sub.add_argument(
+        "--precision",
+        choices=("fp32", "bf16", "fp16", "amp"),
+        default="fp16",
+        help="number format of training (default: %(default)s)",
+    )
 
     sub = add(threads)
-    sub.add_argument("--widths", type=integers, default=[64, 128, 256, 512], help="default: 64,128,256,512")
-    sub.add_argument("--threads", type=integers, default=[1, 2], help="default: 1,2")
-    sub.add_argument("--busy", type=integers, default=[0, 1], help="other programs that spin (default: 0,1)")
-    sub.add_argument("--seconds", type=float, default=6.0, help="of a repeat, about (default: %(default)g)")
-    sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    sub.add_argument("--smoke", action="store_true", help="one update of one layer each, to see that it works")
-    sub.add_argument("--out", default="results/threads/records.jsonl", help="records (default: %(default)s)")
+    sub.add_argument(
+        "--widths", type=integers, default=[64, 128, 256, 512], help="widths of the models (default: 64,128,256,512)"
+    )
+    sub.add_argument("--threads", type=integers, default=[1, 2], help="numbers of threads of an update (default: 1,2)")
+    sub.add_argument(
+        "--busy", type=integers, default=[0, 1], help="numbers of other programs, each of which keeps a core busy "
+        "(default: 0,1)"
+    )  # fmt: skip
+    sub.add_argument(
+        "--seconds", type=float, default=6.0, help="rough length of a repeat in seconds (default: %(default)g)"
+    )
+    sub.add_argument("--rounds", type=int, default=3, help=rounds.replace("candidate", "condition"))
+    sub.add_argument(
+        "--smoke", action="store_true", help="try the program: one update of a one-layer model of each width"
+    )
+    sub.add_argument(
+        "--out", default="results/threads/records.jsonl", help="file to write the records to (default: %(default)s)"
+    )
     return main_parser
 
 

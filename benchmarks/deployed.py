@@ -71,7 +71,7 @@ def deployed(args: argparse.Namespace) -> None:
     for flag, names, known in (("--candidates", args.candidates, PROGRAMS), ("--batches", args.batches, BATCHES)):
         unknown = [name for name in names.split(",") if name not in known]
         if unknown:
-            raise UserError(f"{flag} {','.join(unknown)}: there are {', '.join(known)}")
+            raise UserError(f"{flag} {','.join(unknown)}: unknown; choose of {', '.join(known)}")
 
     _model, cfg = from_checkpoint(args.checkpoint)
     if cfg.task._name != "translation":

@@ -44,7 +44,7 @@ def graphs(args: argparse.Namespace) -> None:
     names = args.candidates.split(",")
     unknown = [name for name in names if name not in CANDIDATES]
     if unknown:
-        raise UserError(f"--candidates {','.join(unknown)}: there are {', '.join(CANDIDATES)}")
+        raise UserError(f"--candidates {','.join(unknown)}: unknown; choose of {', '.join(CANDIDATES)}")
 
     where = environment(gpus=1)
     candidates = {name: Candidate(name, args) for name in names}

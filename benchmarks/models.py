@@ -42,7 +42,7 @@ def size(depth: str, width: str) -> list[str]:
     if len(layers) != 2 or not all_positive:
         raise UserError(f"depth {depth}", "give ENCODER-DECODER layers, as 18-18")
     if width not in WIDTHS:
-        raise UserError(f"width {width}", f"there are {', '.join(WIDTHS)}")
+        raise UserError(f"width {width}", f"unknown; choose of {', '.join(WIDTHS)}")
 
     flags = []
     for stack, number in zip(("encoder", "decoder"), layers):
@@ -60,7 +60,7 @@ def chosen(names: str, variants: list[str]) -> dict[str, tuple[str, ...]]:
     """
     unknown = [name for name in names.split(",") if name not in MODELS]
     if unknown:
-        raise UserError(f"--candidates {','.join(unknown)}: there are {', '.join(MODELS)}")
+        raise UserError(f"--candidates {','.join(unknown)}: unknown; choose of {', '.join(MODELS)}")
 
     models = {name: MODELS[name] for name in names.split(",")}
     for variant in variants:

@@ -54,7 +54,7 @@ def speed(args: argparse.Namespace) -> None:
     wanted = args.only.split(",")
     unknown = [name for name in wanted if name not in names]
     if unknown:
-        raise UserError(f"--only {','.join(unknown)}", f"there are {', '.join(names)}")
+        raise UserError(f"--only {','.join(unknown)}", f"unknown; choose of {', '.join(names)}")
 
     for name, heads, columns, measure in tables:
         if name not in wanted:

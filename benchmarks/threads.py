@@ -59,7 +59,9 @@ def threads(args: argparse.Namespace) -> None:
     """
     check_file("--out", Path(args.out))
     if max(args.threads) > available_cores():
-        raise UserError(f"--threads {max(args.threads)}: this machine has {available_cores()} cores for it")
+        raise UserError(
+            f"--threads {max(args.threads)}: more than the {available_cores()} cores that this program may use"
+        )
 
     conditions = [Condition(number, busy) for number, busy in itertools.product(args.threads, args.busy)]
     machine = environment(gpus=0) | {"load": os.getloadavg()[0]}

@@ -4,9 +4,9 @@
 # time. They must end equal to undisturbed ones bit for bit, with no checkpoint lost. Prints a table; exits with 1 on a
 # difference.
 #
-#   dev/faults.sh [KILLS]            default 60
-#   SEED=7 dev/faults.sh             the random moments of another run, if the machine is as fast
-#   dev/faults.sh --help             all options
+#   dev/faults.sh [KILLS]            kills KILLS times in all trainings together (default 60)
+#   SEED=7 dev/faults.sh             draws the random moments by this seed; the same on a machine that is as fast
+#   dev/faults.sh --help             prints all options
 #
 # Hardware: 2 CPU cores. Time: a few minutes. results/faults.md lists the faults.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh

@@ -3,13 +3,13 @@
 # list's order, but for a part that runs side by side with an earlier one.
 # docs/gpu_minutes.md has the list, what counts as an answer, and how to take text and wheels to a machine without network.
 #
-#   dev/gpu_minutes.sh --prepare          on any machine, before: text, wheels and commit, into the folder gpu_minutes
-#   dev/gpu_minutes.sh --list             parts, their state by the records, and the minutes that each needs
-#   dev/gpu_minutes.sh [--minutes 9]      runs the open parts that fit into so many minutes
-#   dev/gpu_minutes.sh --only PART,PART   these parts, open or not
+#   dev/gpu_minutes.sh --prepare          makes text, wheels and the commit's name in gpu_minutes; any machine will do
+#   dev/gpu_minutes.sh --list             prints the parts, their state by the records, and the minutes that each needs
+#   dev/gpu_minutes.sh [--minutes 9]      runs the open parts that fit into 9 minutes, the default
+#   dev/gpu_minutes.sh --only PART,PART   runs these parts, open or not
 #   dev/gpu_minutes.sh --collect FILE     adds another machine's records to results/gpu/records.jsonl
-#   SMOKE=1 dev/gpu_minutes.sh            each kind of part in miniature on a CPU; records nothing in results/gpu
-#   dev/gpu_minutes.sh --help             all flags
+#   SMOKE=1 dev/gpu_minutes.sh            runs each kind of part in miniature on a CPU; adds nothing to results/gpu
+#   dev/gpu_minutes.sh --help             prints all flags
 #
 # Needs Python 3.11 or later with torch for CUDA, 2.6 or later. Takes the active Python if it has fairseq; else adds the
 # wheels of gpu_minutes/wheels to it, if they are there and it has torch; else makes .venv by scripts/setup.sh.

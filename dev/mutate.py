@@ -152,16 +152,16 @@ def copy_tree(folder: Path) -> None:
 def main() -> int:
     """Record the tests of each line, or draw mistakes and try them; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("seed", nargs="?", type=int, metavar="SEED", help="draws the mistakes")
-    record_help = "record which test runs which line; words behind it go to pytest"
+    parser.add_argument("seed", nargs="?", type=int, metavar="SEED", help="random seed by which the mistakes are drawn")
+    record_help = "record which test runs which line, for the calls with SEED; words behind it go to pytest"
     parser.add_argument("--record", nargs=argparse.REMAINDER, metavar="WORD", help=record_help)
-    parser.add_argument("--count", type=int, default=50, help="number of mistakes (default: 50)")
+    parser.add_argument("--count", type=int, default=50, help="number of mistakes to try (default: 50)")
     args = parser.parse_args()
 
     if args.record is not None:
         return record(args.record)
     if args.seed is None:
-        parser.error("SEED: give a number, or --record")
+        parser.error("SEED: give a number, or take --record")
     if not RECORD.exists():
         sys.exit("coverage/contexts: no such file; run `python dev/mutate.py --record` first")
 
@@ -193,7 +193,7 @@ def main() -> int:
             if not failed_test:
                 unnoticed.append(mutant)
 
-    print(f"\n{args.count - len(unnoticed)} of {args.count} noticed, seed {args.seed}")
+    print(f"\ntests noticed {args.count - len(unnoticed)} of {args.count} mistakes; seed {args.seed}")
     for mutant in unnoticed:
         print(mutant)
     return 1 if unnoticed else 0

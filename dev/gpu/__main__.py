@@ -37,20 +37,32 @@ def parser() -> argparse.ArgumentParser:
     one part may take at most in the whole call.
     """
     parser = argparse.ArgumentParser(prog="dev/gpu_minutes.sh", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=9.0, help="until all has to be over (default: %(default)g)")
-    parser.add_argument("--only", metavar="PART,PART", help="run these parts, open or not (default: all that are open)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write new records and ends of logs there, too")
-    parser.add_argument("--list", action="store_true", help="print the list and run nothing")
-    parser.add_argument("--prepare", action="store_true", help="make text and wheels, which needs no GPU")
-    parser.add_argument("--mix", type=Path, metavar="DIR", help="German-English text, for --prepare the first time")
-    parser.add_argument("--collect", type=Path, metavar="FILE", help="add the records of another machine")
-    parser.add_argument("--records", type=Path, help="file of the records (default: results/gpu/records.jsonl)")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="minutes until everything has to be over (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--only", metavar="PART,PART", help="run these parts, even if they are done (default: all that are not)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write copies of the new records and the "
+                        "ends of all logs to")  # fmt: skip
+    parser.add_argument(
+        "--list", action="store_true", help="print the parts, their states and minutes, and run nothing"
+    )
+    parser.add_argument(
+        "--prepare", action="store_true", help="make the text and wheels that the parts need; takes no GPU"
+    )
+    parser.add_argument("--mix", type=Path, metavar="DIR", help="folder of German-English text, which --prepare needs "
+                        "the first time")  # fmt: skip
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="add FILE, the records of another machine, to "
+                        "--records, and run nothing")  # fmt: skip
+    parser.add_argument("--records", type=Path, help="file of the records (default: results/gpu/records.jsonl, in "
+                        "miniature FOLDER/records.jsonl)")  # fmt: skip
     parser.add_argument(
         "--folder",
         type=Path,
-        help="of text, wheels and the parts' own files (default: gpu_minutes)",
+        help="folder for text, wheels and the parts' own files (default: gpu_minutes)",
     )
-    parser.add_argument("--smoke", action="store_true", help="the list in miniature on a CPU, as SMOKE=1")
+    parser.add_argument("--smoke", action="store_true", help="run the list in miniature on a CPU, as SMOKE=1 does")
     parser.add_argument("--run-part", metavar="PART", help=argparse.SUPPRESS)  # what this program starts
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # by time.monotonic(), which processes share
     parser.add_argument("--longest", type=float, help=argparse.SUPPRESS)
@@ -93,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.collect:
         number = records.collect(args.collect, file)
-        print(f"{file}: {number} new records")
+        print(f"added {number} records to {file}")
         return 0
     if args.list:
         print(listed(records.read(file), seconds_for_a_part(args.minutes)))
@@ -133,9 +145,9 @@ def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
     new = call.run(wanted, open_only=args.only is None and not args.smoke)
     failed = [record["part"] for record in new if record["ended"] == records.FAILED]
     if failed:
-        print(f"{len(new)} records in {file}; failed: {', '.join(failed)}")
+        print(f"added {len(new)} records to {file}; failed: {', '.join(failed)}")
         return 1
-    print(f"{len(new)} records in {file}")
+    print(f"added {len(new)} records to {file}")
     return 0
 
 
@@ -152,7 +164,7 @@ def part_named(name: str) -> Part:
     for part in PARTS:
         if part.name == name:
             return part
-    raise UserError(f"--only {name}: there are {', '.join(part.name for part in PARTS)}")
+    raise UserError(f"--only {name}: no such part; choose of {', '.join(part.name for part in PARTS)}")
 
 
 def run_part(part: Part, work: Work) -> None:

@@ -152,7 +152,7 @@ class Minutes:
         limit = min(LATE * seconds + GRACE, self._left())
         running = [self._start(part, limit) for part in together]
         names = " and ".join(part.name for part in together)
-        print(f"== {names}: {seconds / 60:.1f} minutes predicted", flush=True)
+        print(f"== {names}: begins; {seconds / 60:.1f} minutes are predicted", flush=True)
         try:
             while running:
                 time.sleep(POLL)

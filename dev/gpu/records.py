@@ -52,7 +52,7 @@ def collect(source: Path, target: Path) -> int:
     UserError if `source` is missing, or a line of either file is no record.
     """
     if not source.exists():
-        raise UserError(f"{source}: no such file; --out of the other machine names its records.jsonl")
+        raise UserError(f"{source}: no such file; give the records.jsonl in the --out DIR of the other machine")
     known = read(target)
     new = [record for record in read(source) if record not in known]
     with whole(target) as new_file:

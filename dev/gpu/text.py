@@ -163,4 +163,6 @@ def check_size(folder: Path) -> None:
     shown = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in sizes.items())
     print(f"{folder}: {shown}")
     if sum(sizes.values()) > MOST:
-        raise UserError(f"{folder}: larger than {MOST // 2**20} MiB, which some machines refuse")
+        raise UserError(
+            f"{folder}: larger than {MOST // 2**20} MiB, too large to copy to some machines; remove what is not needed"
+        )
