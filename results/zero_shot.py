@@ -107,12 +107,20 @@ def rows(args):
 def main(argv: list[str] | None = None) -> None:
     """Print the table in Markdown. argv: the arguments; None for those of the command line."""
     parser = argparse.ArgumentParser(prog="zero_shot", description=__doc__.partition("\n")[0])
-    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
-    parser.add_argument("--data", help="the run's binarised data, by default where it was trained from")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
-    parser.add_argument("--limit", type=int, metavar="N", help="questions of each task, for a trial")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, default=16, metavar="N")
+    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="causal language model to evaluate")
+    parser.add_argument("--data", help="folder of the run's binarised data (default: where it was trained from)")
+    parser.add_argument(
+        "--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="tasks of the harness (default: all of these)"
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="ask only N questions of each task, for a trial (default: all)"
+    )
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="device to compute on (default: cuda if torch sees a GPU, else cpu)",
+    )
+    parser.add_argument("--batch", type=int, default=16, metavar="N", help="texts in a batch (default: 16)")
     args = parser.parse_args(argv)
     register()
     if find_spec("lm_eval") is None:

@@ -155,7 +155,7 @@ def ask(worker: subprocess.Popen, request: str) -> list:
     for line in worker.stdout:
         if line.startswith(MARK):
             return json.loads(line.removeprefix(MARK))
-    sys.exit(f"two_checkouts.py: error: a worker ended at {request}")
+    sys.exit(f"two_checkouts.py: error: a candidate's process ended during `{request}`; its message stands above")
 
 
 def commit_of(folder: Path) -> str:
@@ -186,11 +186,13 @@ def main() -> None:
     from deepnet_fairseq.tools.environment import environment
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path)
-    parser.add_argument("new", type=Path)
-    parser.add_argument("task", choices=("train", "decode"))
-    parser.add_argument("cases", nargs="+", metavar="WIDTH-LAYERS-SENTENCESxTOKENS")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("old", type=Path, help="folder of a checkout")
+    parser.add_argument("new", type=Path, help="folder of the checkout to compare it with")
+    parser.add_argument("task", choices=("train", "decode"), help="what to time: an update, or a beam search")
+    parser.add_argument(
+        "cases", nargs="+", metavar="WIDTH-LAYERS-SENTENCESxTOKENS", help="sizes of model and batch, as 64-18-24x20"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="how often to time each candidate (default: 9)")
     args = parser.parse_args()
 
     folders = {"old": args.old, "new": args.new, "stock": args.new}

@@ -198,7 +198,7 @@ def render(check: bool) -> None:
     page = path.read_text(encoding="utf-8")
     rendered = MARKED.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
     if check and rendered != page:
-        sys.exit(f"{path}: not of the records; run results/check/judge.py render")
+        sys.exit(f"{path}: its tables are not those that the records give; run results/check/judge.py render")
     path.write_text(rendered, encoding="utf-8")
 
 

@@ -242,11 +242,17 @@ def read_records() -> list[dict]:
 def main() -> None:
     """Measure the cases in both checkouts, append a record of each and render the table; with --table, only render."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("before", type=Path, nargs="?")
-    parser.add_argument("after", type=Path, nargs="?")
-    parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
-    parser.add_argument("--pairs", default=",".join(map(str, PAIRS)), help="default: %(default)s")
-    parser.add_argument("--folder", type=Path, help="for text and data, 3 GB (default: that of temporary files)")
+    parser.add_argument("before", type=Path, nargs="?", metavar="BEFORE", help="folder of a checkout")
+    parser.add_argument(
+        "after", type=Path, nargs="?", metavar="AFTER", help="folder of the checkout to compare it with"
+    )
+    parser.add_argument("--cases", default=",".join(CASES), help="what to prepare (default: %(default)s)")
+    parser.add_argument(
+        "--pairs", default=",".join(map(str, PAIRS)), help="sizes of corpora in sentence pairs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder for text and data of 3 GB (default: the system's for temporary files)"
+    )
     parser.add_argument("--table", action="store_true", help="render the table from the records, and measure nothing")
     args = parser.parse_args()
     if args.table:

@@ -159,7 +159,7 @@ def main() -> None:
     if sys.argv[1:] != ["--check"]:
         path.write_text(rendered, encoding="utf-8")
     elif rendered != page:
-        sys.exit(f"{path}: not of the records; run results/depth_study/render.py")
+        sys.exit(f"{path}: its tables are not those that the records give; run results/depth_study/render.py")
 
 
 if __name__ == "__main__":

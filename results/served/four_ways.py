@@ -135,11 +135,13 @@ def write_lines(file: Path, lines: list[str]) -> None:
 def main() -> None:
     """Translate and time by every way, append a record, and print a line for each way."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name in ("name", "checkpoint", "data", "lines"):
-        parser.add_argument(name)
-    for flag in ("--source-lang", "--target-lang"):
-        parser.add_argument(flag)
-    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="of timing; 0 for none")
+    parser.add_argument("name", help="name of the model in the record")
+    parser.add_argument("checkpoint", help="file of the model")
+    parser.add_argument("data", help="folder of the model's binarised data")
+    parser.add_argument("lines", help="file of text in the source language, a sentence a line")
+    for flag, what in (("--source-lang", "text"), ("--target-lang", "translation")):
+        parser.add_argument(flag, help=f"language of the {what}, which a multilingual model needs")
+    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="how often to time each way (default: 0)")
     args = parser.parse_args()
     deepnet_fairseq.register()
     model, cfg = from_checkpoint(args.checkpoint)
@@ -187,8 +189,8 @@ def main() -> None:
         times_by_label = seconds.get(name, {})  # {} without --rounds
         timing = ", ".join(f"{label} {median(times):.2f} s" for label, times in times_by_label.items())
         print(
-            f"{name}: {odd_differ} of {len(odd)} odd lines and {real_differ} of {len(real)} others differ from ours; "
-            f"{timing}"
+            f"{name}: translates {odd_differ} of {len(odd)} odd lines, and {real_differ} of {len(real)} real ones, "
+            f"otherwise than ours; {timing or 'not timed'}"
         )
 
 

@@ -362,7 +362,7 @@ def main() -> None:
     rendered = with_sections(page, sections(records))
     if sys.argv[1:] == ["--check"]:
         if rendered != page:
-            sys.exit(f"{path}: not of the records; run results/thousand_layers/render.py")
+            sys.exit(f"{path}: its tables are not those that the records give; run results/thousand_layers/render.py")
         return
 
     path.write_text(rendered, encoding="utf-8")

@@ -234,20 +234,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the checkpoint and the result")
     parser.add_argument("--task", choices=("copy", "reverse"), default="copy", help="what to learn (default: copy)")
-    parser.add_argument("--method", choices=sorted(METHODS), default="deepnorm", help="default: deepnorm")
-    parser.add_argument("--layers", type=int, default=500, help="of encoder and of decoder (default: 500)")
-    parser.add_argument("--lr", type=float, default=2.5e-4, help="peak learning rate (default: 2.5e-4)")
-    parser.add_argument("--updates", type=int, default=700, help="default: 700")
-    parser.add_argument("--warmup", type=int, default=40, help="updates of warm-up (default: 40)")
-    parser.add_argument("--seed", type=int, default=1, help="of weights and sentences (default: 1)")
+    parser.add_argument("--method", choices=sorted(METHODS), default="deepnorm", help="method to train with "
+                        "(default: deepnorm)")  # fmt: skip
     parser.add_argument(
-        "--stop-stuck", type=int, default=0,
-        help="from this update on, stop when 50 updates stay at the unigram entropy (default: never)",
+        "--layers", type=int, default=500, help="layers of the encoder, and of the decoder (default: 500)"
+    )
+    parser.add_argument("--lr", type=float, default=2.5e-4, help="peak learning rate (default: 2.5e-4)")
+    parser.add_argument("--updates", type=int, default=700, help="number of updates to make (default: 700)")
+    parser.add_argument("--warmup", type=int, default=40, help="updates until the peak rate is reached (default: 40)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed of weights and sentences (default: 1)")
+    parser.add_argument(
+        "--stop-stuck", type=int, default=0, metavar="N",
+        help="from update N on, stop when 50 updates stay at the unigram entropy (default: never)",
     )  # fmt: skip
     args = parser.parse_args()
     result_file = args.out / "result.json"
     if result_file.exists():
-        print(f"{result_file} is there: this training is over")
+        print(f"{result_file} is there, so this training is over; name another folder to train anew")
         return
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # by default 1, as the layers are narrow

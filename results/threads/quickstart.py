@@ -59,10 +59,12 @@ def commit_of(checkout: Path) -> str:
 def main() -> None:
     """Time the quickstart of both checkouts in turn, for each round and number of busy programs; append records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path)
-    parser.add_argument("new", type=Path)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--busy", default="0,1", help="other programs that spin")
+    parser.add_argument("old", type=Path, help="folder of a checkout")
+    parser.add_argument("new", type=Path, help="folder of the checkout to compare it with")
+    parser.add_argument("--rounds", type=int, default=1, help="how often to time each checkout (default: 1)")
+    parser.add_argument(
+        "--busy", default="0,1", help="numbers of other programs, each of which keeps a core busy (default: 0,1)"
+    )
     args, flags = parser.parse_known_args()
 
     checkouts = (("old", args.old.resolve()), ("new", args.new.resolve()))

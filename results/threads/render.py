@@ -138,7 +138,7 @@ def main() -> None:
         path.write_text(rendered, encoding="utf-8")
         TABLE.write_text(table, encoding="utf-8")
     elif (rendered, table) != (page, TABLE.read_text(encoding="utf-8")):
-        sys.exit(f"{path} or {TABLE.name}: not of the records; run results/threads/render.py")
+        sys.exit(f"{path} or {TABLE.name}: not what the records give; run results/threads/render.py")
 
 
 if __name__ == "__main__":
