@@ -6,7 +6,7 @@
 #
 #   scripts/admin_iwslt14.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/admin_iwslt14.sh      Admin and Pre-LN in miniature, with and without warm-up
-#   WARMUP=1 METHODS=admin SEEDS=1111 ... WARMUP=1: rows with warm-up only, 0: without only
+#   WARMUP=1 METHODS=admin SEEDS=1111 ... trains with warm-up only; WARMUP=0 without it only
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 # shellcheck source=scripts/lib/entry.sh

@@ -5,8 +5,8 @@
 #
 #   scripts/admin_wmt14.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/admin_wmt14.sh        Admin and Pre-LN at 6L-6L in miniature
-#   METHODS=admin DEPTHS="18 60" ...      60 means 60L-12L; other depths have equal stacks
-#   RECIPE=deepnmt ...                    60L-12L and 6L-6L as in the paper that reports 30.1: half the epochs
+#   METHODS=admin DEPTHS="18 60" ...      trains 18L-18L and 60L-12L: 60 means 60L-12L, other N mean N-N
+#   RECIPE=deepnmt ...                    trains 60L-12L and 6L-6L as the paper that reports BLEU 30.1: half the epochs
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 # shellcheck source=scripts/lib/entry.sh

@@ -6,8 +6,8 @@
 #
 #   scripts/admin_wmt14_en_fr.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/admin_wmt14_en_fr.sh       Admin and Pre-LN at 6L-6L in miniature
-#   METHODS=admin DEPTHS="12-12 12-60" ...     layers of the encoder and of the decoder
-#   RECIPE=deepnmt ...                         60L-12L and 6L-6L by microsoft/deepnmt's script, whose paper reports 43.8
+#   METHODS=admin DEPTHS="12-12 12-60" ...     chooses the depths: layers of the encoder, and of the decoder
+#   RECIPE=deepnmt ...                         trains as microsoft/deepnmt's script, whose paper reports BLEU 43.8
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 # shellcheck source=scripts/lib/entry.sh

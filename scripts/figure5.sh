@@ -5,7 +5,7 @@
 #
 #   scripts/figure5.sh [--dry-run] [flags of fairseq-train]    every N from 6 to 100
 #   SMOKE=1 scripts/figure5.sh       five depths in miniature
-#   UPDATE=4 DEPTHS="6 50 100" ...   another number of updates, other depths
+#   UPDATE=4 DEPTHS="6 50 100" ...   measures the model update after 4 updates, at these depths
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 # shellcheck source=scripts/lib/entry.sh

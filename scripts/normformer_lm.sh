@@ -8,7 +8,7 @@
 #   DATA=DIR from `deepnet prepare lm --bpe gpt2`, or TEXT="TRAIN VALID TEST" to prepare; the paper's text is not public
 #   PARTS="clm ablation mlm" SIZES="125m 355m" METHODS="pre_ln normformer+scale_residual" LRS="1e-3 3e-3" SEEDS="1 2"
 #   METHODS: methods, with options after plus signs and a learning rate of their own after @, as post_ln@1e-3
-#   SIZES: of the part clm
+#   SIZES: sizes of the models of the part clm; the other parts have one
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 # shellcheck source=scripts/lib/entry.sh
