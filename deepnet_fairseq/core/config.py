@@ -52,7 +52,9 @@ class Common:
     no_scale_embedding: bool = flag(False, "do not multiply token embeddings by sqrt(width)")
     layernorm_embedding: bool = flag(False, "LayerNorm after the embeddings")
     checkpoint_activations: bool = flag(False, "recompute each layer in the backward pass to save memory")
-    checkpoint_every: Optional[int] = flag(None, "recompute so many layers together, by default 1")
+    checkpoint_every: Optional[int] = flag(
+        None, "with --checkpoint-activations: number of layers to recompute together, by default 1"
+    )
 
 
 @dataclass
@@ -109,7 +111,7 @@ class DeepMaskedLanguageModelConfig(EncoderFields, Common):
     encoder_learned_pos: Optional[bool] = flag(None, "learned positions, as RoBERTa's")
     layernorm_embedding: Optional[bool] = flag(None, "LayerNorm after the embeddings, as RoBERTa's")
     no_scale_embedding: Optional[bool] = flag(None, "do not multiply token embeddings by sqrt(width), as RoBERTa")
-    untie_weights_roberta: bool = flag(False, "an output projection that is not the embedding")
+    untie_weights_roberta: bool = flag(False, "train an output projection that is not the embedding")
     max_positions: Optional[int] = flag(LONGEST, "longest sample in tokens, by default the task's")
 
 

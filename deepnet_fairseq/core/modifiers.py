@@ -163,7 +163,7 @@ class ProRes(Modifier):
     equation = "a f, a = min(t / (T l), 1)"
     paper = "Chen et al. 2026"
     help = "branches of layer l rise from 0 to full weight in the first T l updates"
-    options = {"updates": Option(1000, "T, updates a layer")}
+    options = {"updates": Option(1000, "T; layer l has full weight after T l updates")}
 
     def check(self) -> None:
         if self.values["updates"] < 1:

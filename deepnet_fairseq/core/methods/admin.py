@@ -25,7 +25,9 @@ class Admin(Method):
     init_profiles = ("xavier_legacy", "fairseq_head")
     options = {
         "profile": Option(None, "file of `deepnet profile`, or auto: profile on the first training batch"),
-        "train": Option("but_first", "the omegas to train", ("but_first", "all", "none")),
+        "train": Option(
+            "but_first", "the omegas to train: all but the first of a stack, all, or none", ("but_first", "all", "none")
+        ),
     }
     train_flags = ("--admin-profile", "auto")
     profiled = True  # omegas are measured before the first update

@@ -31,7 +31,7 @@ class AdminTorch(Method):
     paper = "Liu et al. 2022 (admin-torch)"
     init_profiles = ("xavier_legacy", "fairseq_head")
     options = {
-        "output_change": Option("log", "growth of the output's change with depth", tuple(OMEGA)),
+        "output_change": Option("log", "how the output's change is to grow with depth", tuple(OMEGA)),
         "as_parameter": Option(False, "train omega, one number a feature"),
     }
 

@@ -238,10 +238,10 @@ class DLCL(Method):
             "average", "first weights: 1/(l+1), 1, or 1 for the newest output alone", ("average", "one", "last")
         ),
         "normalize_embedding": Option(False, "a LayerNorm on the embedding among the outputs"),
-        "window": Option(0, "combine the last so many outputs; 0 for all"),
+        "window": Option(0, "number of last outputs that are combined; 0 for all"),
         "plain": Option(False, "DenseFormer: no LayerNorms in the combination, nothing before layer 1"),
-        "dilation": Option(1, "combine every k-th earlier output"),
-        "period": Option(1, "combine after every p-th layer"),
+        "dilation": Option(1, "k; every k-th earlier output is combined"),
+        "period": Option(1, "p; outputs are combined after every p-th layer"),
     }
 
     def check(self):

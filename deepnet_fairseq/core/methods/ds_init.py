@@ -28,7 +28,7 @@ class DSInit(Method):
     init_profiles = ("xavier_legacy", "fairseq_head")
     options = {
         "exponent": Option(0.5, "the weights of layer l are scaled by l to the minus this"),
-        "alpha": Option(1.0, "factor on all of them"),
+        "alpha": Option(1.0, "factor on the weights of all layers"),
     }
 
     def check(self):

@@ -53,7 +53,7 @@ class GPAS(Method):
     equation = "z - SiLU(g_l) sg(z), z = x + f(LN(x)), g_l = 0 at first"
     paper = "Chen et al. 2025"
     norm = "pre"
-    options = {"clip": Option(0.0, "largest norm of the gradient of all g together; 0 for any")}
+    options = {"clip": Option(0.0, "largest norm of the gradient of all g together; 0 for no limit")}
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)

@@ -19,7 +19,7 @@ class MixLN(Method):
     equation = "LN(x + f(x)) in the first layers, x + f(LN(x)) in the others"
     paper = "Li et al. 2024"
     norm = "pre"
-    options = {"share": Option(0.25, "of a stack's layers, the first, that are Post-LN; rounded down")}
+    options = {"share": Option(0.25, "share of a stack's layers, its first ones, that are Post-LN; rounded down")}
 
     def check(self):
         if not 0 <= self.share < 1:

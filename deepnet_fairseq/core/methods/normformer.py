@@ -42,9 +42,11 @@ class NormFormer(Method):
     norm = "pre"
     options = {
         "head_scale": Option(
-            "paper", "factors on heads before W_out, on its output, or none", ("paper", "fairseq", "none")
+            "paper",
+            "factors on heads: before W_out (paper), on its output (fairseq), or none",
+            ("paper", "fairseq", "none"),
         ),
-        "head_scale_scope": Option("self_attn", "the attentions that have them", ("self_attn", "all")),
+        "head_scale_scope": Option("self_attn", "the attentions that have factors on heads", ("self_attn", "all")),
         "no_attention_norm": Option(False, "no LayerNorm behind self-attention"),
         "no_ffn_norm": Option(False, "no LayerNorm behind the activation"),
         "scale_residual": Option(False, "factors r on the shortcut of the feed-forward branch"),

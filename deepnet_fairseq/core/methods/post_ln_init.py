@@ -19,7 +19,7 @@ class PostLNInit(Method):
     title = "Post-LN-init"
     equation = "LN(x + f(x)), W_l drawn 1/(N - l + 1) as wide"
     paper = "Wang et al. 2022, section 3"
-    options = {"weights": Option("all", "the matrices to scale", ("all", "output"))}
+    options = {"weights": Option("all", "the matrices to scale: all, or the last of each branch", ("all", "output"))}
 
     def gain(self, site, role):
         if self.weights == "output" and role not in OUTPUTS:

@@ -19,7 +19,7 @@ class PreLN(Method):
     equation = "x + f(LN(x))"
     paper = "Wang et al. 2019"
     norm = "pre"
-    options = {"scaled_init": Option(False, "GPT-2's: out_proj and fc2 drawn 1/sqrt(branches of the stack) as wide")}
+    options = {"scaled_init": Option(False, "as GPT-2: out_proj and fc2 drawn 1/sqrt(branches of the stack) as wide")}
 
     def gain(self, site, role):
         if role not in ("out", "fc2"):

@@ -57,7 +57,7 @@ class ReZero(Method):
     paper = "Bachlechner et al. 2020"
     norm = "none"
     options = {
-        "per_sublayer": Option(False, "a number for each branch instead of each layer"),
+        "per_sublayer": Option(False, "a learned factor for each branch instead of each layer"),
         "fp32": Option(False, "residual stream in float32 under --fp16 and --bf16"),
     }
 
