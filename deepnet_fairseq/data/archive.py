@@ -54,7 +54,10 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
             leads_outside = name.split("/")[0] == ".."
             longest = max(len(component) for component in os.fsencode(name).split(b"/"))
             if leads_outside or longest > LONGEST_NAME:
-                raise UserError(archive, f"{member.name[:60]!r} leads outside or is too long; get a better archive")
+                raise UserError(
+                    archive,
+                    f"{member.name[:60]!r} has a name that leads outside, or one that is too long; get a better archive",
+                )
 
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             with tar.extractfile(member) as body, open(part / name, "wb") as file:

@@ -351,5 +351,7 @@ class Tokenised:
 
         if special:
             marks = dict(special)
-            print(f"| WARNING: {self.folder}: holds fairseq's own marks as words, so often: {marks}; escape them")
+            print(
+                f"| WARNING: {self.folder}: holds words that are fairseq's own marks, with counts {marks}; escape them"
+            )
         return counts

@@ -278,7 +278,7 @@ def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) 
             if vain == ATTEMPTS:
                 raise Unavailable(f"{why}, {vain} times in a row")
 
-            say(f"{file.name}: {why}; goes on")
+            say(f"{file.name}: {why}; the download goes on")
             # WAIT, doubled for each request in vain after the first in a row
             doublings = max(vain - 1, 0)
             time.sleep(min(WAIT * 2**doublings, LONGEST_WAIT))

@@ -200,10 +200,10 @@ def _log_new_place(epoch: int, done_before: int, batches_before: int | None, don
     """
     now = counted(batches, "batch", "batches")
     if batches_before is None and done_before >= batches:
-        log.warning(f"epoch {epoch} has only {now} now, and {done_before} done before: it begins again")
+        log.warning(f"epoch {epoch} has only {now} now, and {done_before} were done before: it begins again")
     elif batches_before is None or batches_before == batches:
         again = counted(done_before - done, "batch", "batches")
-        log.warning(f"epoch {epoch} goes on at an update's beginning: {again} back, which come again")
+        log.warning(f"epoch {epoch} goes on at an update's beginning, {again} back: their sentences come twice")
     else:
         log.warning(
             f"epoch {epoch} has {now} now, and had {batches_before} when the checkpoint was saved: it goes "

@@ -145,7 +145,7 @@ class Grid:
         for word in self.flags:
             flag = word.split("=")[0]
             if flag in REFUSED:
-                raise UserError(word, f"each cell has its own; give {REFUSED[flag]}")
+                raise UserError(word, f"differs between the trainings; give {REFUSED[flag]} instead")
         for owner, words in by_owner(self.flags):
             if owner is not None and owner not in self.methods:
                 way_out = f"an option of --method {owner}, which is not compared; drop it, or name {owner} in --methods"
@@ -641,7 +641,7 @@ def table(grid: Grid, rows: list[Best]) -> str:
     text = render([header, *(row.row() for row in rows)])
 
     # a term or mark is explained if it is found in the table's text
-    notes = ["held-out loss: label-smoothed, bits per token"]
+    notes = ["held-out loss: label-smoothed, bits per token; best rate: the learning rate of the lowest one"]
     if "stuck at" in text:
         notes.append("stuck: stopped, for it was hardly better than guessing by how often each word occurs")
     if len(grid.seeds) > 1:
@@ -749,7 +749,7 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
     jobs = grid.jobs_that_fit(share.processes)
     threads = from_environment() or counted(share.threads, "thread")
     why_fewer = "" if jobs == share.processes else f": more do not fit into {free_memory() / GIB:.1f} GiB"
-    print(f"{jobs} at a time, {threads} each{why_fewer}", file=sys.stderr)
+    print(f"{counted(jobs, 'training')} at a time, {threads} each{why_fewer}", file=sys.stderr)
 
     work = Work(grid, jobs)
     work.check_flags()

@@ -165,7 +165,7 @@ class Recipe(ABC):
             # recipe.json of an older release may hold settings besides these, which no longer matter
             same_settings = settings.items() <= recorded.get("settings", {}).items()
             if same_settings and recorded["outputs"] == output_sizes(options.dest):
-                print(f"{options.dest}: whole")
+                print(f"{options.dest}: complete already, nothing is left to do")
                 return
             summary.unlink(missing_ok=True)
 

@@ -186,7 +186,7 @@ class BilingualRecipe(Recipe):
         for subset, count in counts.items():
             name_in_folder = tokenised.names[subset]
             if name_in_folder != subset:  # as "test.news", which is "test1" for fairseq
-                print(f"| {subset} is {name_in_folder}")
+                print(f"| {subset} is made of {name_in_folder}")
             self.check_count(options, "training text" if subset == "train" else subset, count)
         return tokenised.texts
 
@@ -249,7 +249,7 @@ class BilingualRecipe(Recipe):
 
         for subset, by_lang in summary["text"].items():
             unknown = ", ".join(f"{by_lang[lang]['unknown']:g}% of {lang}" for lang in self.langs)
-            print(f"| {subset}: unknown are {unknown}")
+            print(f"| {subset}: pieces that the dictionary lacks: {unknown}")
         return counts | {"text": summary["text"], "dictionary": summary["types"]}
 
 

@@ -532,7 +532,8 @@ class GraphedStep:
         if not self.captured:
             self._give_up("memory does not suffice for one graph")
         elif left_out:
-            logger.info(f"--cuda-graphs: {left_out} more do not fit into memory; their batches go into larger shapes")
+            more = counted(left_out, "more shape")
+            logger.info(f"--cuda-graphs: no memory is left for {more}; their batches are padded to larger ones")
 
     def _capture(self, sample: dict[str, Any], shape: Shape) -> Captured:
         """Capture the passes of a batch of some shape; keep the graph in `captured`, and return it.

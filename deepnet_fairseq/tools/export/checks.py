@@ -67,9 +67,10 @@ def check_text(served: Served, folder: Path, engine_class: Any) -> None:
     exported = list(by_export.translate(lines))
     different = [line for line, ours, theirs in zip(lines, expected, exported, strict=True) if ours != theirs]
 
-    print(f"| {len(lines) - len(different)} of {len(lines)} lines translate alike, from text to text", file=sys.stderr)
+    alike = len(lines) - len(different)
+    print(f"| {alike} of {len(lines)} lines translate as in fairseq, from text to text", file=sys.stderr)
     for line in different:
-        print(f"| WARNING: otherwise: {line!r}", file=sys.stderr)
+        print(f"| WARNING: the export translates this line otherwise than fairseq: {line!r}", file=sys.stderr)
     if 2 * len(different) > len(lines):
         name = exported_engine.name
         raise UserError("--to", f"{name} translates {different[0]!r} otherwise than fairseq; nothing was written")

@@ -171,7 +171,7 @@ def prepare(steps: Sequence[Step]) -> None:
         print(f"\n== {shlex.join(step.command[:4])}", flush=True)
         done = subprocess.run(step.command, env=os.environ | environments_path())
         if done.returncode:
-            raise UserError(shlex.join(step.command), "failed")
+            raise UserError(shlex.join(step.command), "failed; its message stands above")
         step.write_note()
 
 
@@ -345,9 +345,9 @@ class Work:
 
         # a training that ended early
         if not files:
-            print(f"   {run.path}: has no weights of epochs {epochs}; its last is translated with", file=sys.stderr)
+            print(f"   {run.path}: has no weights of epochs {epochs}; its last checkpoint translates", file=sys.stderr)
         else:
-            print(f"   {run.path}: has weights of one epoch alone; they are translated with", file=sys.stderr)
+            print(f"   {run.path}: has the weights of one wanted epoch alone, which translate", file=sys.stderr)
         os.link(files[0] if files else run.last_checkpoint, out)
 
     async def _write_mean(self, files: Sequence[Path], out: Path, run: RunFolder, place: Mapping[str, str]) -> None:
@@ -450,6 +450,6 @@ def report(setting: Setting) -> None:
             words += ["--figures", name, "--out", str(setting.out)]
         done = subprocess.run(words, env=os.environ | environments_path())
         if done.returncode:
-            raise UserError(shlex.join(words), "failed")
+            raise UserError(shlex.join(words), "failed; its message stands above")
         if kind == "table":
             print(page.read_text(encoding="utf-8"))
