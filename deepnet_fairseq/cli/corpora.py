@@ -40,7 +40,7 @@ def prepare(args) -> None:
 
 
 def language(args) -> Shown:
-    """Write sentence pairs of two made-up languages, qaa and qab, as the quickstart's.
+    """Write sentence pairs of two made-up languages, as the quickstart does.
 
     example:
       deepnet prepare language text

@@ -56,7 +56,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
             if leads_outside or longest > LONGEST_NAME:
                 raise UserError(
                     archive,
-                    f"{member.name[:60]!r} has a name that leads outside, or one that is too long; get a better archive",
+                    f"{member.name[:60]!r} has a name that leads outside, or is too long; get a better archive",
                 )
 
             (part / name).parent.mkdir(parents=True, exist_ok=True)
