@@ -115,7 +115,7 @@ def depths_and_widths(model: nn.Module) -> dict[str, Any]:
     """Return depth, width and feed-forward width of the stacks, by the names of fields of plugin.admin_profile.Profile.
 
     These are encoder_layers, encoder_width, encoder_ffn_width and the same of the decoder, for stacks that the model
-    has. All depths come first, then all widths, then all feed-forward widths.
+    has. Depths come first, because the first field that differs is named to the user.
     """
     depths = {}
     widths = {}

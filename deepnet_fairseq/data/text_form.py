@@ -84,7 +84,7 @@ class Form:
         line = line.translate(self._table)  # type: ignore[attr-defined]  # __post_init__ sets it
         if self.unicode:
             line = normalize(self.unicode, line)
-        for letters, letter in self.join.items():  # after `normalize`, which writes letters apart as several characters
+        for letters, letter in self.join.items():  # after `normalize`, which decomposes these letters even in NFC
             line = line.replace(letters, letter)
         return line
 

@@ -558,7 +558,7 @@ class Run:
         path = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
         saved = "nothing is saved (--no-save)" if cfg.no_save else f"{path} is saved, the same command goes on from it"
         log.info(f"stopped by {kind.name} after update {updates}: {saved}")
-        self.signals.ends_process(kind)
+        self.signals.note_end(kind)
         raise SystemExit(128 + kind)
 
     def stop(self) -> None:

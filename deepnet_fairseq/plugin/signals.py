@@ -64,7 +64,7 @@ class Signals:
     def unwatch(self) -> None:
         """Put the previous handlers back, and forget the signals.
 
-        If another training has begun to watch since, its handler stays. The signal that was given to `ends_process` is
+        If another training has begun to watch since, its handler stays. The signal that was given to `note_end` is
         ignored from now on: torchrun sends it to the other processes again when one of them has ended.
         """
         self._first_times.clear()
@@ -97,7 +97,7 @@ class Signals:
         """
         return signal.Signals(agreement.largest(self.first_signal, device))
 
-    def ends_process(self, kind: signal.Signals) -> None:
+    def note_end(self, kind: signal.Signals) -> None:
         """Note that this process is about to end because of the signal `kind`, for `unwatch`."""
         self._ending = kind
 

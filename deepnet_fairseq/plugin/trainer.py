@@ -389,8 +389,7 @@ def check_training_flags(flags: list[str], files_exist: bool = True) -> None:
     sys.argv = words[:1]  # fairseq would import a --user-dir among the words of this process's own command line
     try:
         parser = options.get_training_parser()
-        # the plug-in would end the program by it, after a mistake
-        parser.exit = _raise_user_error
+        parser.exit = _raise_user_error  # a mistake would end this program by parser.exit
         fairseqs_parse = inspect.unwrap(options.parse_args_and_arch)  # registering this package has wrapped it
         command_line.parse_or_explain(fairseqs_parse, parser, [*flags, *ONE_PROCESS], files_exist=files_exist)
     finally:

@@ -106,6 +106,7 @@ def miniature(folder: Path) -> None:
             real_suffix = {".qaa": ".de", ".qab": ".en"}
             for path in Path(made).iterdir():
                 path.rename(path.with_suffix(real_suffix[path.suffix]))
+            # two test sets, as the real mix has; the second one is the validation text again
             prefixes = {"train": f"{made}/train", "valid": f"{made}/valid", "test": f"{made}/test,{made}/valid"}
             prepare_text(("de", "en"), prefixes, folder / "mix", vocab=150)
 

@@ -112,7 +112,8 @@ def write_records(runs: Path, file: Path, commit: bool) -> None:
 def work_off(args: argparse.Namespace) -> None:
     """Train cell after cell, until every cell is over, has failed here or is trained by another process.
 
-    After each training plan and records are read again: when a group is over, groups that wait for it get their cells.
+    Plan and records are read again after each training, because groups of cells that waited for another group get their
+    cells when that one is over.
     args: the flags of `main`. Raises a PlanError if cells failed; after FAILURES of them it trains no more.
     """
     runs = args.work / "runs"

@@ -25,7 +25,7 @@ from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.plugin.graphs import kernels, settings, shapes
 from deepnet_fairseq.plugin.graphs.capture import CaptureFailed, CudaDevice
 from deepnet_fairseq.plugin.graphs.static_batch import StaticBatch, shape_of
-from deepnet_fairseq.plugin.graphs.step import GraphedStep
+from deepnet_fairseq.plugin.graphs.step import GraphedStep, has_foreign_hooks
 from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..support.errors import refused
@@ -334,6 +334,24 @@ def test_layers_that_are_recomputed_with_dropout_train_without_graphs(flag):
     assert with_device.norms == plain.norms
 
 
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_a_hook_of_any_kind_is_foreign(register):
+    module = torch.nn.Linear(1, 1)
+    assert not has_foreign_hooks(module)
+
+    getattr(module, register)(lambda *_: None)
+
+    assert has_foreign_hooks(module)
+
+
 def test_a_forward_hook_is_called_in_each_pass():
     """A hook that is there at the first batch ends the graphs, so that it sees every batch."""
     trainer = trainer_of(SMALL_TRANSLATOR)
@@ -499,6 +517,7 @@ def test_a_run_resumes_with_the_number_of_shapes_in_its_checkpoint(tmp_path):
 
 @pytest.mark.usefixtures("graphs_on_a_cpu")
 def test_a_run_that_began_without_graphs_resumes_without(tmp_path):
+    """The 0 in its checkpoint stands for no graphs, and not for a number of shapes that is still to be chosen."""
     resumed = resumed_from_a_checkpoint_with(0, tmp_path)
 
     assert resumed.graphs is None
@@ -648,7 +667,8 @@ def test_the_gradient_of_a_bias_is_the_sum_over_rows(dtype):
     [lambda x: x.sum(1), lambda x: torch.cat([x, x]).sum(0), lambda x: x.float().sum(0)],
     ids=["over columns", "of more rows", "in float32"],
 )
-def test_other_sums_than_those_of_biases_stay_torchs(summed, dtype):
+def test_sums_that_the_faster_kernel_does_not_cover_are_left_to_torch(summed, dtype):
+    """It covers sums over at most `most_rows` rows in half precision, as a bias's gradient is one."""
     torch.manual_seed(0)
     x = torch.randn(300, 40).to(dtype)
 

@@ -624,9 +624,12 @@ class GraphedStep:
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Return whether a module has a forward or backward hook from outside of this package.
 
-    A replay runs no Python and so calls no hook. The package's own hook need not be called: it protects a batch's dicts
-    against changes by the loss (DeepTask), which does not run in a replay.
+    A replay runs no Python and so calls no hook. The package's own hook, which DeepTask sets, need not be called: it
+    keeps the loss's Python from changing a batch's dicts, and that Python does not run in a replay either.
     """
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
+    hooks = [
+        *module._forward_hooks.values(), *module._forward_pre_hooks.values(),
+        *module._backward_hooks.values(), *module._backward_pre_hooks.values(),
+    ]  # fmt: skip
     package = __name__.split(".")[0]
     return any(not str(getattr(hook, "__module__", "")).startswith(f"{package}.") for hook in hooks)

@@ -138,7 +138,7 @@ def read_text(
 
     # the form of the source text: as it was recorded beside the data, or as the dictionary shows it
     form = None
-    if not described.symbols:  # a multilingual model has no single source language
+    if not described.symbols:  # no language tags: the model is of one direction, and so of one source language
         form = read_form(folders_of(data)[-1], described.languages[0])
     if form is None:
         form = derive_form(described, task.source_dictionary.symbols)

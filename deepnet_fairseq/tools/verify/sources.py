@@ -315,15 +315,16 @@ def _share_source_widths(matrices: list[Matrix]) -> None:
 def _add_other(model: RecognisedModel, name: str, known_as: str, tensor: Tensor) -> None:
     """Add a tensor that is recognised in no layer to `model`: as a factor of a whole stack, or as an unknown name.
 
-    Biases, LayerNorms, single numbers that are no factor, and what is IGNORED are left out. name: as stored; known_as:
-    after renaming.
+    Biases, LayerNorms, single numbers that are no factor, whole numbers, and what is IGNORED are left out. name: as
+    stored; known_as: after renaming.
     """
     if not tensor.is_floating_point() or IGNORED.fullmatch(known_as):
         return
     if tensor.numel() == 1 and FACTOR.fullmatch(known_as):  # as "deepnorm_alpha"
-        stack = _stack_in(known_as) or "decoder"
+        stack = _stack_in(known_as) or "decoder"  # a language model's name need not say that it is one
         model.factors.append(Factor(stack, layer=None, sublayer=None, a=tensor.item(), b=None, source=name))
     elif tensor.numel() > 1 and not known_as.endswith("bias") and not NORM.fullmatch(known_as):
-        pattern = re.sub(r"(^|\.)\d+\.", r"\1N.", name)[:100]  # one note for all layers, and none of endless names
+        # N in place of a layer's number, for one note on all layers; a very long name is cut
+        pattern = re.sub(r"(^|\.)\d+\.", r"\1N.", name)[:100]
         if pattern not in model.unknown:
             model.unknown.append(pattern)
