@@ -125,7 +125,7 @@ def _parameters(model) -> int:
 def _small_model(method: str, **fields: Any):
     """Return a model of 6L-6L and width 512; method: its name; fields: config field -> value, as {"pro_res": True}.
 
-    A vocabulary of 10 symbols keeps the model small: of parameters only differences between such models are shown.
+    The vocabulary does not matter, because only differences between such models' numbers of parameters are shown.
     """
     from ..core.models import blueprint
 

@@ -124,7 +124,7 @@ class Rising(FullPrecision):
         if self.a_of_layers is None or self.a_of_layers.device != self.a.device:
             self.a_of_layers = torch.empty(self.layers, device=self.a.device)
 
-        # t / (T l) for each layer l; in place, so that the modules that follow see the new numbers
+        # t / (T l) for each layer l; in place, because the replay of a CUDA graph reads the numbers where they were
         layers = torch.arange(1.0, self.layers + 1, device=self.a.device)
         torch.reciprocal(layers, out=self.a_of_layers)
         self.a_of_layers.mul_((updates + 1) / self.num_updates)

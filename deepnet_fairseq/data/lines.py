@@ -420,7 +420,8 @@ def in_child(function: Callable, *args: Any) -> Any:
     """Call function(*args) in a process forked from this one, and return the result.
 
     The memory that it takes is free afterwards. An interrupt (Ctrl-C) ends the process at once, even within a long call
-    of C++. Raises what the function raises, and a UserError if the process is killed.
+    of C++. Raises what the function raises, and a UserError if the process is killed: it names --vocab-sample, because
+    the only caller learns a vocabulary.
     """
     receiver, sender = _fork.Pipe(duplex=False)
     child = _fork.Process(target=_send_result, args=(sender, function, args), daemon=False)

@@ -142,10 +142,10 @@ def test_an_exported_folder_gives_its_model_s_vocabulary(library, first_run, che
 
 
 def test_tags_of_languages_in_an_export_are_left_out(tmp_path):
-    """fairseq's task adds tags behind the symbols of a dictionary.
+    """A CTranslate2 export of a model of many pairs lists tags and special symbols with its vocabulary.
 
-    The file of a dictionary has no tags, and it has none of the four special symbols either.
-    The folder has the files that name the symbols in a CTranslate2 export of a model of many pairs.
+    The files of dictionaries must have neither, because fairseq's task adds both. The folder has the three files that
+    are read of such an export.
     """
     described = {"pieces": "sentencepiece", "symbols": {"de": "__de__", "en": "__en__"}}
     symbols = ["<s>", "<blank>", "</s>", "<unk>", "a", "b", "__de__", "__en__"]

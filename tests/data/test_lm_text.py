@@ -213,7 +213,7 @@ def test_gpt2_s_files_are_fetched_once_from_where_they_are_published(tmp_path, m
         paths = lm_text.fetch_gpt2(tmp_path / "fetched")
 
         assert {name: path.read_bytes() for name, path in paths.items()} == published
-        assert server.ranges("/encoder.json") == [None]  # one request
+        assert server.ranges("/encoder.json") == [None]  # one request, without a Range header
         assert server.ranges("/vocab.bpe") == [None]
 
 

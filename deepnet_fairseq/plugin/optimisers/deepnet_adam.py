@@ -572,7 +572,7 @@ class DeepnetAdam(FairseqAdam):
         The arguments are those of FairseqOptimizer.step.
         """
         super().step(closure, scale, groups)
-        # in half precision HalfPrecisionOptimizer sends them; under ZeRO it has set norm_parameters
+        # Only HalfPrecisionOptimizer sets norm_parameters, under ZeRO; it sends the weights of half precision itself.
         sent_later = self.norm_parameters is not None
         if self.optimizer.shard is not None and not sent_later:
             self.optimizer.shard.broadcast_weights()

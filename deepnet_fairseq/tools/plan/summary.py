@@ -33,12 +33,12 @@ PHASES = {  # `phase` of what needs.memory returns -> its name in the text
 
 
 def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
-    """Return the plan for JSON, part by part, in bytes, operations and seconds.
+    """Return the plan for JSON: a dictionary for each part, and a list for the last but one.
 
-    The parts are setting: the fields of Setting, where some fields of the config stand in place of `cfg`; parameters,
-    flops, memory: what the functions of needs.py return; options: a list of Option.as_dict; speed: as given.
-
-    speed: what needs.speed returns, None if no FLOP/s are given.
+    - "setting": the fields of Setting, with arch, method and numbers of layers in place of `cfg`
+    - "parameters", "flops", "memory": numbers of parameters, of operations and of bytes, as needs.py counts them
+    - "options": what needs less memory, each as Option.as_dict gives it
+    - "speed": the parameter `speed`, which is what needs.speed returns, or None if no FLOP/s are given
     """
     fields = {name: value for name, value in vars(setting).items() if name != "cfg"}
     for name in ("arch", "method", *setting.layer_fields):

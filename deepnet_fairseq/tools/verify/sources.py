@@ -290,7 +290,8 @@ def _matrices(entry: _Entry, width: int) -> Iterator[Matrix]:
     if entry.role == "qkv":
         parts = list(zip("qkv", entry.tensor.chunk(3)))  # rows of q, then of k, then of v
 
-    site = Site(entry.stack, entry.layer, entry.kind, dim=width, num_heads=1)  # no deviation depends on the heads
+    # any number of heads will do: no method's standard deviation of first weights depends on it
+    site = Site(entry.stack, entry.layer, entry.kind, dim=width, num_heads=1)
     for role, tensor in parts:
         source_dim = entry.tensor.size(1) if role in ("k", "v") else width
         weight = Weight(site, role, linear_of(tensor), source_dim=source_dim)
