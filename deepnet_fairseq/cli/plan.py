@@ -17,13 +17,13 @@ def plan(args) -> None:
     """Compute parameters, memory and time of a training, or of many (--rows).
 
     Says which flags make it fit into the memory of a GPU.
-    Takes the flags of fairseq-train that these depend on: --arch and all flags of the model (--encoder-layers,
-    --method, --share-all-embeddings, --dropout, --checkpoint-activations, ...), --max-tokens (of one GPU),
-    --update-freq, --fp16, --bf16, --memory-efficient-fp16, --memory-efficient-bf16, --optimizer, --criterion,
+    Takes those flags of fairseq-train on which memory and time depend: --arch and all flags of the model
+    (--encoder-layers, --method, --share-all-embeddings, --dropout, --checkpoint-activations, ...), --max-tokens (of one
+    GPU), --update-freq, --fp16, --bf16, --memory-efficient-fp16, --memory-efficient-bf16, --optimizer, --criterion,
     --zero-sharding, --cpu; and beside them
 
       --vocab SIZE[,SIZE]   symbols of the vocabulary, or of source's and target's (default 32000)
-      --length TOKENS       tokens of a sentence (default 32; of a sample of language models 1024)
+      --length TOKENS       tokens of a sentence, or of a language model's sample (default 32, or 1024)
       --gpus N              number of GPUs of the training (default 1)
       --gpu-memory GIB      memory of each GPU (default 80)
 

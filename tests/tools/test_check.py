@@ -240,7 +240,7 @@ def test_gradients_that_need_a_loss_scale_below_one_are_a_risk():
 
 
 def test_gradients_of_zero_have_no_headroom():
-    """Without gradients there is nothing to compare with fp16's largest number."""
+    """No loss scale would be too large for them."""
     assert training_of(updates=1, largest={"gradient": 0.0}).headroom is None
 
 

@@ -40,8 +40,9 @@ class SaveError(UserError):
 def reason_in_words(error: BaseException) -> str:
     """Return why writing failed, by the error that it has raised.
 
-    The reason is the operating system's message, such as "No space left on device", if the error is or was caused by an
-    OSError, as torch's errors are; else the first line of the error's message, or its type if it has no message.
+    The reason is the operating system's message, such as "No space left on device", if the error is an OSError or was
+    caused by one, as torch's errors are where it writes into an open file; else the first line of the error's message,
+    or its type if it has no message.
     """
     for cause in causes(error):
         if isinstance(cause, OSError) and cause.strerror:
