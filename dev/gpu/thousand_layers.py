@@ -24,7 +24,8 @@ from .trainings import COMMON, MINIATURE, Training, model_flags, translate
 from .work import PYTHON, Work
 
 LAYERS = 500  # of the encoder, and as many of the decoder
-RATE, WARMUP = 2.5e-4, 200  # learning rate at its peak; updates of warm-up
+# learning rate at its peak, at twice which the encoder's outputs collapse (results/thousand_layers); updates of warm-up
+RATE, WARMUP = 1.25e-4, 200
 SECONDS = 390.0  # of the training at most, with its start and its captures
 FEWEST_SECONDS = 420.0  # of the part, below which it does not begin
 SHAPES = 8  # of --cuda-graphs; batches of this language become 30% larger, which costs little at this width

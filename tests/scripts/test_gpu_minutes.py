@@ -398,13 +398,13 @@ def test_1000_layers_get_the_updates_that_fit_beside_start_and_captures():
 
 
 def test_the_rate_of_1000_layers_stays_until_the_last_400_of_1400_updates(tmp_path):
-    """The rate warms up to 2.5e-4 for 200 updates, stays for 800, two thirds of the others, and falls."""
+    """The rate warms up to 1.25e-4 for 200 updates, stays for 800, two thirds of the others, and falls."""
     flags = flag_values(thousand_layers.flags(work_of(tmp_path), tokens=4096, updates=1400))
 
     assert flags["--warmup-steps"] == "200"
     assert flags["--hold-steps"] == "800"
     assert flags["--decay-steps"] == "400"
-    assert flags["--lr"] == "0.00025"
+    assert flags["--lr"] == "0.000125"
     assert flags["--encoder-layers"] == "500"
     assert flags["--method"] == "deepnorm"
 
