@@ -190,8 +190,8 @@ def figure_4(data, tmp_path_factory) -> DrawnFigure:
 
 @pytest.mark.smoke
 def test_a_training_that_fails_ends_its_figure_without_a_picture(data, tmp_path):
-    """fairseq-train refuses --criterion nonsense. The message names the log of the training."""
-    done = figure(4, "--criterion", "nonsense", check=False, SMOKE=1, DATA=data, OUT=tmp_path / "failed")
+    """fairseq-train refuses a missing file to start from. The message names the log of the training."""
+    done = figure(4, "--restore-file", "missing.pt", check=False, SMOKE=1, DATA=data, OUT=tmp_path / "failed")
 
     assert done.returncode == 1
     assert "log:" in done.stderr
