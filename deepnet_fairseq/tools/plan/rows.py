@@ -276,7 +276,7 @@ def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -
     ]
     if any(row.stuck for row in rows):
         lines.append(
-            "* diverged in the paper: expected to be ended at this update, as one that learns nothing (--stop-stuck)"
+            "* diverged in the paper: expected to end here, when it has learnt nothing (--stop-stuck)"
         )
     if not all(row.fits for row in rows):
         lines.append("! does not fit by what may be changed (--free): take larger or more GPUs")
