@@ -19,10 +19,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ... import register
 from ...errors import UserError
 from ...files import whole
-from ...plugin.trainer import check_training_flags
 from ...study.experiment import Row
 from ...study.run_folder import FILES, RunFolder, Stopped, last_line
 from ...study.runner import Ended, Runner
@@ -70,16 +68,21 @@ def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Sett
 def check_flags(setting: Setting) -> None:
     """Raise a UserError if fairseq-train would refuse the user's flags, before hours are spent on making the data.
 
-    The experiment's own flags are right; without flags of the user's nothing is checked.
+    The experiment's own flags are right; without flags of the user's nothing is checked. The user's are the same in all
+    rows, so that the first row tells.
     """
     if not setting.extra:
         return
+
+    # imported here because it imports fairseq, which takes seconds, and a dry run without such flags needs none of it
+    from ... import register
+    from ...plugin.trainer import check_training_flags
+
+    words = setting.training(setting.rows()[0])
+    folder = PACKAGE_PARENT / (last_value("--user-dir", words) or "deepnet_fairseq")
     register()
-    for row in setting.rows():
-        words = setting.training(row)
-        folder = PACKAGE_PARENT / (last_value("--user-dir", words) or "deepnet_fairseq")
-        import_user_dir(folder)
-        check_training_flags([*words, "--user-dir", str(folder)], files_exist=False)
+    import_user_dir(folder)
+    check_training_flags([*words, "--user-dir", str(folder)], files_exist=False)
 
 
 def shell_lines(setting: Setting) -> list[str]:
