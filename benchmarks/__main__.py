@@ -178,13 +178,12 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--threads", type=integers, default=[1, 2], help="numbers of threads of an update (default: 1,2)")
     sub.add_argument(
-        "--busy", type=integers, default=[0, 1], help="numbers of other programs, each of which keeps a core busy "
-        "(default: 0,1)"
-    )  # fmt: skip
+        "--busy", type=integers, default=[0, 1], help="numbers of other programs that keep a core busy (default: 0,1)"
+    )
     sub.add_argument(
         "--seconds", type=float, default=6.0, help="rough length of a repeat in seconds (default: %(default)g)"
     )
-    sub.add_argument("--rounds", type=int, default=3, help=rounds.replace("candidate", "condition"))
+    sub.add_argument("--rounds", type=int, default=3, help="how often to time each condition (default: %(default)s)")
     sub.add_argument(
         "--smoke", action="store_true", help="try the program: one update of a one-layer model of each width"
     )

@@ -73,6 +73,7 @@ SLOW = OF_FAIRSEQ | {"torch._dynamo"}  # libraries that are slow to import
         ("methods deepnorm", SLOW),
         ("methods", SLOW),
         (PLAN, OF_FAIRSEQ),  # a plan's fake tensors need torch._dynamo
+        ("reproduce table1 --no-plan --dry-run", SLOW),
     ],
 )
 def test_a_command_does_not_import_what_it_does_not_use(words, unused):

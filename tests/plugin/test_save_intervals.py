@@ -97,18 +97,27 @@ def test_an_update_that_ends_an_epoch_is_written_once(saved_by_updates_and_epoch
     assert len(written) == 12 // 2
 
 
-def test_a_resume_from_an_epochs_end_ends_as_the_training_that_went_on(data, tmp_path):
-    command = (data, *VALIDATED, *FLAGS, "--dropout", "0.1", "--save-interval-updates", "4", "--max-update", "10")
-    went_on = tmp_path / "went_on"
-    resumed = tmp_path / "resumed"
-    assert status_of_training(tmp_path / "log", *command, "--save-dir", went_on) == 0
+def assert_a_resume_from_the_epochs_end_changes_nothing(folder, *command) -> None:
+    """Check that a training that resumes from its save at an epoch's end, update 4, ends as it did when it went on.
+
+    folder: for both trainings; command: arguments of fairseq-train
+    """
+    went_on = folder / "went_on"
+    resumed = folder / "resumed"
+    assert status_of_training(folder / "log", *command, "--save-dir", went_on) == 0
     from_the_epochs_end = ("--restore-file", went_on / "checkpoint_1_4.pt")
 
-    assert status_of_training(tmp_path / "log", *command, *from_the_epochs_end, "--save-dir", resumed) == 0
+    assert status_of_training(folder / "log", *command, *from_the_epochs_end, "--save-dir", resumed) == 0
 
     actual = states.load(resumed / "checkpoint_last.pt")
     expected = states.load(went_on / "checkpoint_last.pt")
     assert list(states.differences(actual, expected)) == []
+
+
+def test_a_resume_from_an_epochs_end_ends_as_the_training_that_went_on(data, tmp_path):
+    command = (data, *VALIDATED, *FLAGS, "--dropout", "0.1", "--save-interval-updates", "4", "--max-update", "10")
+
+    assert_a_resume_from_the_epochs_end_changes_nothing(tmp_path, *command)
 
 
 def test_the_loss_that_a_schedule_goes_by_is_saved_with_epoch_weights_too(data, tmp_path):
@@ -117,17 +126,10 @@ def test_the_loss_that_a_schedule_goes_by_is_saved_with_epoch_weights_too(data, 
         "--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", "0", "--lr-threshold", "1", "--warmup-updates", "1",
     )  # fmt: skip
     saves = ("--epoch-weights", "last:1", "--save-interval-updates", "4")
-    command = (data, *VALIDATED, *FLAGS, *falling, *saves, "--max-update", "10")
-    went_on = tmp_path / "went_on"
-    resumed = tmp_path / "resumed"
-    assert status_of_training(tmp_path / "log", *command, "--save-dir", went_on) == 0
-    from_the_epochs_end = ("--restore-file", went_on / "checkpoint_1_4.pt")
 
-    assert status_of_training(tmp_path / "log", *command, *from_the_epochs_end, "--save-dir", resumed) == 0
-
-    actual = states.load(resumed / "checkpoint_last.pt")
-    expected = states.load(went_on / "checkpoint_last.pt")
-    assert list(states.differences(actual, expected)) == []
+    assert_a_resume_from_the_epochs_end_changes_nothing(
+        tmp_path, data, *VALIDATED, *FLAGS, *falling, *saves, "--max-update", "10"
+    )
 
 
 @pytest.mark.smoke

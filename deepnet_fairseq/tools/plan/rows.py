@@ -275,9 +275,7 @@ def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -
         f"disk: at most {_short(disk_peak / GB)} GB, in the end {_short(disk_kept / GB)} GB",
     ]
     if any(row.stuck for row in rows):
-        lines.append(
-            "* diverged in the paper: expected to end here, when it has learnt nothing (--stop-stuck)"
-        )
+        lines.append("* diverged in the paper: expected to end here, when it has learnt nothing (--stop-stuck)")
     if not all(row.fits for row in rows):
         lines.append("! does not fit by what may be changed (--free): take larger or more GPUs")
     return "\n".join(lines)
