@@ -18,7 +18,7 @@ from deepnet_fairseq.tools.plan.needs import flops
 from deepnet_fairseq.tools.plan.setting import parse_setting
 
 from ..support import fake_graphs
-from ..support.own_methods import smoke_unless_deepnorm
+from ..support.marks import smoke_but
 
 BATCH = Shape(rows=8, source=11, target=9)
 OURS = ("--optimizer", "deepnet_adam")
@@ -123,7 +123,7 @@ def test_the_plan_counts_the_launches_of_a_further_layer(method):
     assert of_five - of_four == pytest.approx(COST[method], abs=1)
 
 
-@pytest.mark.parametrize("method", [smoke_unless_deepnorm(method) for method in EVERY_METHOD])
+@pytest.mark.parametrize("method", smoke_but(("deepnorm",), EVERY_METHOD))
 def test_an_update_by_graphs_has_few_launches_and_one_wait(gpu, method):
     """An update by --cuda-graphs is graphs and at most 30 launches; it waits once, for the norm of the gradients."""
     in_graphs, outside, waits, obstacle_to_graphs = gpu(

@@ -31,7 +31,6 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 from ..support.errors import refused
 from ..support.lm_trainings import FLAGS, KINDS, make_text
 from ..support.marks import smoke_but
-from ..support.own_methods import smoke_unless_deepnorm
 from ..support.recorded_graph import RecordedDevice, UncapturableDevice
 
 SMALL_TRANSLATOR = (
@@ -182,7 +181,7 @@ def assert_graphs_change_no_bit(*flags, device=None, **options) -> None:
         assert torch.equal(by_graphs.weights[name], weight), name
 
 
-@pytest.mark.parametrize("method", [smoke_unless_deepnorm(method) for method in sorted(METHODS)])
+@pytest.mark.parametrize("method", smoke_but(("deepnorm",), sorted(METHODS)))
 def test_graphs_change_no_bit_of_any_method(method):
     assert_graphs_change_no_bit("--method", method, *METHODS[method].train_flags)
 

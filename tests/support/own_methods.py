@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 
-import pytest
 from torch import Tensor, nn
 
 from deepnet_fairseq.core.methods import METHODS, Method, register
@@ -71,8 +70,3 @@ def _tell_listeners() -> None:
     """
     for listener in REGISTRATION_LISTENERS:
         listener()
-
-
-def smoke_unless_deepnorm(method: str):
-    """Return a method as a test's parameter: the default suite runs deepnorm alone, the smoke tests the others."""
-    return method if method == "deepnorm" else pytest.param(method, marks=pytest.mark.smoke)
